@@ -1,0 +1,27 @@
+# idempotency: PGXS build.  "make", "make install", "make installcheck" with any PG_CONFIG.
+
+EXTENSION = idempotency
+MODULE_big = idempotency
+DATA = $(wildcard sql/idempotency--*.sql)
+DOCS = README.md doc/reference.md doc/design.md
+
+OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
+
+REGRESS = $(sort $(patsubst test/sql/%.sql,%,$(wildcard test/sql/*.sql)))
+REGRESS_OPTS = --inputdir=test --load-extension=idempotency
+ISOLATION = $(sort $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/isolation/specs/*.spec)))
+ISOLATION_OPTS = --inputdir=test/isolation --load-extension=idempotency
+TAP_TESTS = 1
+
+PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers
+PG_CPPFLAGS = -MMD -MP -MF .deps/$(subst /,_,$@).d
+EXTRA_CLEAN = .deps results output_iso regression.diffs regression.out \
+	test/isolation/results test/isolation/output_iso tmp_check tmp_check_iso log
+
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs)
+include $(PGXS)
+
+# PGXS knows no header dependencies; the compiler writes them as it goes.
+$(shell mkdir -p .deps)
+-include $(wildcard .deps/*.d)
