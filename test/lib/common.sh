@@ -1,0 +1,117 @@
+# shellcheck shell=bash
+# common.sh - what every script of the tests needs: words, packages, the choice
+# of a server, a private copy of the tree.  To be sourced; it does nothing.
+#
+# Sets on request: PG_CONFIG (choose_server).
+
+note() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
+die() { note "$*"; exit 1; }
+
+is_root() { [ "$(id -u)" -eq 0 ]; }
+
+# newest_server FILE: the newest major of Debian's layout that has FILE.
+newest_server() {
+    local bin
+    for bin in /usr/lib/postgresql/*/bin; do
+        if [ -e "${bin%/bin}/$1" ]; then basename "${bin%/bin}"; fi
+    done | sort -n | tail -n 1
+}
+
+# choose_server: set PG_CONFIG to the caller's choice, else the newest server
+# that extensions can be built for, else the one that could be installed.
+choose_server() {
+    local major path
+    if [ -z "${PG_CONFIG:-}" ]; then
+        major=$(newest_server lib/pgxs/src/makefiles/pgxs.mk)
+        if [ -z "$major" ] && path=$(command -v pg_config) && [ -e "$("$path" --pgxs)" ]; then
+            PG_CONFIG=$path
+        else
+            [ -n "$major" ] || major=$(newest_server bin/postgres)
+            [ -n "$major" ] || major=$(packaged_server)
+            PG_CONFIG=/usr/lib/postgresql/$major/bin/pg_config
+        fi
+    fi
+    [ -x "$PG_CONFIG" ] || is_packaged || die "PG_CONFIG=$PG_CONFIG is no program"
+    export PG_CONFIG
+}
+
+# is_packaged: is PG_CONFIG that of a Debian package, installed or to be installed?
+is_packaged() { [[ $PG_CONFIG =~ ^/usr/lib/postgresql/[0-9]+/bin/pg_config$ ]]; }
+
+# packaged_server: the major that Debian installs as its default.
+packaged_server() {
+    if is_root; then apt_update; fi
+    apt-cache show postgresql 2>/dev/null | sed -n 's/^Version: \([0-9]*\).*/\1/p' |
+        sort -n | tail -n 1 | grep . || die "no PostgreSQL is installed, and apt knows of none"
+}
+
+# pg_path OPTION: what pg_config says, or what it would say on Debian if it
+# were installed already.
+pg_path() {
+    local root=${PG_CONFIG%/bin/pg_config}
+    if [ -x "$PG_CONFIG" ]; then
+        "$PG_CONFIG" "--$1"
+        return
+    fi
+    case $1 in
+        bindir) echo "$root/bin" ;;
+        sharedir) echo "/usr/share/postgresql/${root##*/}" ;;
+        pgxs) echo "$root/lib/pgxs/src/makefiles/pgxs.mk" ;;
+        version) echo "PostgreSQL ${root##*/}" ;;
+    esac
+}
+
+pg_major() { pg_path version | sed 's/^[^0-9]*\([0-9]*\).*/\1/'; }
+
+apt_update() {
+    apt-get -qq -o DPkg::Lock::Timeout=300 update >/dev/null || note "apt's lists could not be brought up to date"
+}
+
+# missing_tools: read "WHAT PACKAGE" lines, print those of which WHAT (a path,
+# a Perl module or a command) is not there.  PACKAGE is '-' if none can help.
+missing_tools() {
+    local what package
+    while read -r what package; do
+        case $what in
+            '') ;;
+            /*) [ -e "$what" ] || echo "$what $package" ;;
+            *::*) perl "-M$what" -e 1 2>/dev/null || echo "$what $package" ;;
+            *) command -v "$what" >/dev/null || echo "$what $package" ;;
+        esac
+    done
+}
+
+# need_tools LIST: install the packages of what is missing if that can be done
+# here, and stop with the list of what is missing still.
+need_tools() {
+    local missing
+    local -a packages
+    missing=$(missing_tools <<<"$1")
+    mapfile -t packages < <(cut -s -d' ' -f2 <<<"$missing" | grep -vx -- - | sort -u)
+    if [ "${#packages[@]}" -gt 0 ] && is_root && command -v apt-get >/dev/null; then
+        note "installing ${packages[*]}"
+        apt_update
+        DEBIAN_FRONTEND=noninteractive apt-get -qq --yes --no-install-recommends \
+            -o DPkg::Lock::Timeout=300 install "${packages[@]}" >/dev/null || true
+        hash -r
+        missing=$(missing_tools <<<"$1")
+    fi
+    [ -z "$missing" ] || die "missing:"$'\n'"$(awk '{ print "  " $1 ($2 == "-" ? "" : " (package " $2 ")") }' <<<"$missing")"
+}
+
+# list_files DIR: the project's files there, each ended by a NUL: what git does
+# not ignore, or in an unpacked archive everything but built objects.
+list_files() {
+    if [ -e "$1/.git" ] && command -v git >/dev/null; then
+        git -C "$1" -c safe.directory='*' ls-files -z --cached --others --exclude-standard
+    else
+        (cd "$1" && find . -type f ! -name '*.o' ! -name '*.bc' ! -name '*.so' -printf '%P\0')
+    fi
+}
+
+# copy_tree FROM TO: files deleted from the work tree but not from git's index
+# are no error.
+copy_tree() {
+    list_files "$1" | tar -C "$1" --null --verbatim-files-from --files-from=- \
+        --ignore-failed-read --warning=no-failed-read -cf - | tar -C "$2" -xf -
+}
