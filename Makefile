@@ -14,14 +14,17 @@ ISOLATION_OPTS = --inputdir=test/isolation --load-extension=idempotency
 TAP_TESTS = 1
 
 PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers
-PG_CPPFLAGS = -MMD -MP -MF .deps/$(subst /,_,$@).d
-EXTRA_CLEAN = .deps results output_iso regression.diffs regression.out \
+
+# PGXS knows no header dependencies; the compiler writes them as it goes.
+PG_CFLAGS += -MMD -MP
+DEPENDENCIES = $(OBJS:.o=.d)
+
+EXTRA_CLEAN = $(DEPENDENCIES) results output_iso regression.diffs regression.out \
 	test/isolation/results test/isolation/output_iso tmp_check tmp_check_iso log
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-# PGXS knows no header dependencies; the compiler writes them as it goes.
-$(shell mkdir -p .deps)
--include $(wildcard .deps/*.d)
+-include $(DEPENDENCIES)
+$(OBJS:.o=.bc): %.bc: %.o

@@ -1,0 +1,272 @@
+/* sql/idempotency--1.0.sql */
+
+-- complain if script is sourced in psql, rather than via CREATE EXTENSION
+\echo Use "CREATE EXTENSION idempotency" to load this file. \quit
+
+--
+-- Types
+--
+
+CREATE TYPE idem_status AS ENUM ('processing', 'completed', 'failed', 'retryable', 'unknown');
+COMMENT ON TYPE idem_status IS 'how the row of an idempotency key stands';
+
+CREATE TYPE idem_outcome AS ENUM ('claimed', 'processing', 'completed', 'failed', 'retryable', 'unknown', 'mismatch');
+COMMENT ON TYPE idem_outcome IS 'what idem_claim() answers';
+
+CREATE TYPE idem_disposition AS ENUM ('final', 'retry', 'unknown');
+COMMENT ON TYPE idem_disposition IS 'what is to become of a failed claim';
+
+--
+-- The table.  Its columns are known to src/extension.h by their numbers.
+--
+
+CREATE SEQUENCE idempotency_keys_token_seq AS bigint
+    MINVALUE 1 MAXVALUE 9007199254740991 NO CYCLE;
+COMMENT ON SEQUENCE idempotency_keys_token_seq IS 'fencing tokens of idempotency_keys';
+
+CREATE TABLE idempotency_keys (
+    created_at timestamptz NOT NULL,
+    claimed_at timestamptz NOT NULL,
+    expires_at timestamptz NOT NULL,
+    token bigint NOT NULL,
+    ttl interval NOT NULL,
+    attempt integer NOT NULL,
+    status idem_status NOT NULL,
+    takeover boolean NOT NULL,
+    scope text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    operation text COLLATE "C" NOT NULL,
+    request_hash bytea,
+    lease_until timestamptz,
+    completed_at timestamptz,
+    retry_at timestamptz,
+    http_status integer,
+    checkpoint text,
+    state jsonb,
+    headers jsonb,
+    response jsonb,
+    body bytea,
+    resolved_by text,
+    note text,
+    PRIMARY KEY (scope, key)
+);
+REVOKE ALL ON TABLE idempotency_keys FROM PUBLIC;
+REVOKE ALL ON SEQUENCE idempotency_keys_token_seq FROM PUBLIC;
+
+COMMENT ON TABLE idempotency_keys IS 'one row per idempotency key; written through the functions idem_*';
+COMMENT ON COLUMN idempotency_keys.created_at IS 'when the key was first claimed';
+COMMENT ON COLUMN idempotency_keys.claimed_at IS 'when the current attempt was claimed';
+COMMENT ON COLUMN idempotency_keys.expires_at IS 'from when on the key counts as absent; infinity while it is held';
+COMMENT ON COLUMN idempotency_keys.token IS 'fencing token of the current attempt';
+COMMENT ON COLUMN idempotency_keys.ttl IS 'how long the row is kept, from the claim and again from its settlement';
+COMMENT ON COLUMN idempotency_keys.attempt IS 'number of the current attempt, from 1';
+COMMENT ON COLUMN idempotency_keys.status IS 'how the key stands, but for what time alone changes';
+COMMENT ON COLUMN idempotency_keys.takeover IS 'whether another caller may take over when the lease ends';
+COMMENT ON COLUMN idempotency_keys.scope IS 'the key''s name space, such as a tenant';
+COMMENT ON COLUMN idempotency_keys.key IS 'the idempotency key';
+COMMENT ON COLUMN idempotency_keys.operation IS 'what the request does; another operation is a mismatch';
+COMMENT ON COLUMN idempotency_keys.request_hash IS 'the request''s fingerprint; null if it isn''t compared';
+COMMENT ON COLUMN idempotency_keys.lease_until IS 'until when the claim belongs to its owner';
+COMMENT ON COLUMN idempotency_keys.completed_at IS 'when the current attempt was settled';
+COMMENT ON COLUMN idempotency_keys.retry_at IS 'from when on a retryable key may be claimed again';
+COMMENT ON COLUMN idempotency_keys.http_status IS 'HTTP status of the result';
+COMMENT ON COLUMN idempotency_keys.checkpoint IS 'the last step an owner has reached';
+COMMENT ON COLUMN idempotency_keys.state IS 'what goes with the checkpoint';
+COMMENT ON COLUMN idempotency_keys.headers IS 'HTTP headers of the result, an array of [name, value]';
+COMMENT ON COLUMN idempotency_keys.response IS 'the result, or the error, for SQL callers';
+COMMENT ON COLUMN idempotency_keys.body IS 'the result byte for byte, for HTTP';
+COMMENT ON COLUMN idempotency_keys.resolved_by IS 'the role that called idem_resolve()';
+COMMENT ON COLUMN idempotency_keys.note IS 'the note given to idem_resolve()';
+
+SELECT pg_catalog.pg_extension_config_dump('idempotency_keys', '');
+SELECT pg_catalog.pg_extension_config_dump('idempotency_keys_token_seq', '');
+
+--
+-- The life of a key
+--
+
+CREATE FUNCTION idem_claim(
+    key text,
+    request jsonb DEFAULT NULL,
+    scope text DEFAULT '',
+    operation text DEFAULT '',
+    request_hash bytea DEFAULT NULL,
+    ttl interval DEFAULT NULL,
+    lease interval DEFAULT NULL,
+    wait interval DEFAULT '0',
+    takeover boolean DEFAULT true,
+    OUT outcome idem_outcome,
+    OUT token bigint,
+    OUT attempt integer,
+    OUT http_status integer,
+    OUT headers jsonb,
+    OUT response jsonb,
+    OUT body bytea,
+    OUT checkpoint text,
+    OUT state jsonb,
+    OUT created_at timestamptz,
+    OUT completed_at timestamptz,
+    OUT expires_at timestamptz,
+    OUT retry_after interval
+)
+AS 'MODULE_PATHNAME', 'idem_claim'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_claim(text, jsonb, text, text, bytea, interval, interval, interval, boolean)
+    IS 'claim an idempotency key, or get the result of whoever had it first';
+
+CREATE FUNCTION idem_complete(
+    key text,
+    response jsonb DEFAULT NULL,
+    token bigint DEFAULT NULL,
+    scope text DEFAULT '',
+    http_status integer DEFAULT NULL,
+    headers jsonb DEFAULT NULL,
+    body bytea DEFAULT NULL,
+    ttl interval DEFAULT NULL
+)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_complete'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_complete(text, jsonb, bigint, text, integer, jsonb, bytea, interval)
+    IS 'store the result of a claimed key';
+
+CREATE FUNCTION idem_fail(
+    key text,
+    error jsonb DEFAULT NULL,
+    token bigint DEFAULT NULL,
+    scope text DEFAULT '',
+    disposition idem_disposition DEFAULT 'final',
+    retry_after interval DEFAULT NULL,
+    http_status integer DEFAULT NULL,
+    headers jsonb DEFAULT NULL,
+    body bytea DEFAULT NULL,
+    ttl interval DEFAULT NULL
+)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_fail'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_fail(text, jsonb, bigint, text, idem_disposition, interval, integer, jsonb, bytea, interval)
+    IS 'end a claim without success: for good, to be retried, or with unknown outcome';
+
+CREATE FUNCTION idem_renew(
+    key text,
+    token bigint,
+    lease interval DEFAULT NULL,
+    scope text DEFAULT ''
+)
+RETURNS timestamptz
+AS 'MODULE_PATHNAME', 'idem_renew'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_renew(text, bigint, interval, text)
+    IS 'extend the lease of a claim; returns its new end';
+
+CREATE FUNCTION idem_checkpoint(
+    key text,
+    token bigint,
+    checkpoint text,
+    state jsonb DEFAULT NULL,
+    scope text DEFAULT '',
+    lease interval DEFAULT NULL
+)
+RETURNS timestamptz
+AS 'MODULE_PATHNAME', 'idem_checkpoint'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_checkpoint(text, bigint, text, jsonb, text, interval)
+    IS 'note how far the work on a claim has got; returns the end of the lease';
+
+CREATE FUNCTION idem_get(
+    key text,
+    scope text DEFAULT '',
+    OUT scope text,
+    OUT key text,
+    OUT operation text,
+    OUT status idem_status,
+    OUT attempt integer,
+    OUT checkpoint text,
+    OUT state jsonb,
+    OUT http_status integer,
+    OUT headers jsonb,
+    OUT response jsonb,
+    OUT body bytea,
+    OUT created_at timestamptz,
+    OUT lease_until timestamptz,
+    OUT completed_at timestamptz,
+    OUT expires_at timestamptz,
+    OUT expired boolean
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_get'
+LANGUAGE C STABLE CALLED ON NULL INPUT PARALLEL RESTRICTED ROWS 1;
+COMMENT ON FUNCTION idem_get(text, text)
+    IS 'how an idempotency key stands; no row if there is none';
+
+CREATE FUNCTION idem_resolve(
+    key text,
+    status idem_status,
+    response jsonb DEFAULT NULL,
+    scope text DEFAULT '',
+    note text DEFAULT NULL
+)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_resolve'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_resolve(text, idem_status, jsonb, text, text)
+    IS 'settle a key without its token, as an administrator';
+
+CREATE FUNCTION idem_forget(
+    key text,
+    scope text DEFAULT ''
+)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_forget'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_forget(text, text)
+    IS 'delete an idempotency key, as an administrator';
+
+--
+-- Names and fingerprints
+--
+
+CREATE FUNCTION idem_fingerprint(request jsonb, ignore text[] DEFAULT NULL)
+RETURNS bytea
+AS 'MODULE_PATHNAME', 'idem_fingerprint'
+LANGUAGE C IMMUTABLE CALLED ON NULL INPUT PARALLEL SAFE;
+COMMENT ON FUNCTION idem_fingerprint(jsonb, text[])
+    IS 'SHA-256 fingerprint of a request, equal for requests that are equal as jsonb';
+
+CREATE FUNCTION idem_key(VARIADIC parts text[])
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_key'
+LANGUAGE C IMMUTABLE CALLED ON NULL INPUT PARALLEL SAFE;
+COMMENT ON FUNCTION idem_key(text[])
+    IS 'a key made of parts, such as {saga}:{step}';
+
+CREATE FUNCTION idem_uuid(key text, scope text DEFAULT '')
+RETURNS uuid
+AS 'MODULE_PATHNAME', 'idem_uuid'
+LANGUAGE C IMMUTABLE CALLED ON NULL INPUT PARALLEL SAFE;
+COMMENT ON FUNCTION idem_uuid(text, text)
+    IS 'the UUID (version 5) that stands for a key, for downstream APIs';
+
+--
+-- Privileges
+--
+
+CREATE FUNCTION idem_grant(role regrole, admin boolean DEFAULT false)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_grant'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_grant(regrole, boolean)
+    IS 'let a role use idempotency keys, or administer them';
+
+CREATE FUNCTION idem_revoke(role regrole)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_revoke'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_revoke(regrole)
+    IS 'take back what idem_grant() gave';
+
+REVOKE ALL ON FUNCTION
+    idem_claim, idem_complete, idem_fail, idem_renew, idem_checkpoint, idem_get,
+    idem_resolve, idem_forget, idem_grant, idem_revoke
+    FROM PUBLIC;

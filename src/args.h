@@ -1,0 +1,47 @@
+/*-------------------------------------------------------------------------
+ *
+ * args.h
+ *	  Reading and checking the arguments of the SQL functions.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_ARGS_H
+#define IDEM_ARGS_H
+
+#include "idempotency.h"
+
+#include "fmgr.h"
+
+#define IDEM_MAX_NAME	255		/* characters in a key, scope or operation */
+
+/* A result as the caller gave it, still toasted where it was. */
+typedef struct IdemResult
+{
+	NullableDatum http_status;
+	NullableDatum headers;
+	NullableDatum response;
+	NullableDatum body;
+} IdemResult;
+
+extern void idem_require_writable(const char *function);
+extern IdemKey idem_arg_key(FunctionCallInfo fcinfo, int key_arg, int scope_arg);
+extern text *idem_arg_name(FunctionCallInfo fcinfo, int arg, const char *what);
+extern bytea *idem_arg_hash(FunctionCallInfo fcinfo, int arg);
+extern bool idem_arg_bool(FunctionCallInfo fcinfo, int arg, const char *what);
+
+/* Durations are in microseconds. */
+extern int64 idem_arg_ttl(FunctionCallInfo fcinfo, int arg);
+extern int64 idem_arg_lease(FunctionCallInfo fcinfo, int arg);
+extern int64 idem_arg_duration(FunctionCallInfo fcinfo, int arg, const char *what, bool zero_ok);
+extern int64 idem_arg_wait(FunctionCallInfo fcinfo, int arg);
+extern TimestampTz idem_later(TimestampTz from, int64 duration);
+extern Datum idem_make_interval(int64 duration);
+
+#define IDEM_FOREVER PG_INT64_MAX
+
+extern NullableDatum idem_arg(FunctionCallInfo fcinfo, int arg);
+extern void idem_check_result(const IdemResult *result);
+extern void idem_check_size(Size size, const char *what);
+extern Size idem_datum_size(NullableDatum value);
+
+#endif							/* IDEM_ARGS_H */

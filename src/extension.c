@@ -1,0 +1,376 @@
+/*-------------------------------------------------------------------------
+ *
+ * extension.c
+ *	  Where the extension's objects are in this database, kept until they
+ *	  change.
+ *
+ * The table's OID, its primary key and the enums' values are looked up once a
+ * session.  A relcache callback counts the changes to any of them; it does
+ * nothing else, since it may be called where catalogs can't be read.  What is
+ * kept counts as true only if, with the table locked (which is when pending
+ * invalidations are taken in), nothing was counted since it was read.  So a
+ * session lives through DROP and CREATE EXTENSION, a CREATE that was rolled
+ * back, ALTER TABLE and ALTER EXTENSION ... SET SCHEMA.
+ *
+ * Here too it is decided, once, whether the table is still one the direct
+ * write path can serve: what it could not honour is refused, not ignored.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/stratnum.h"
+#include "access/table.h"
+#include "catalog/dependency.h"
+#include "catalog/indexing.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_enum.h"
+#include "catalog/pg_extension.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_type.h"
+#include "funcapi.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+
+#include "extension.h"
+
+typedef struct ColumnShape
+{
+	const char *name;
+	Oid			type;			/* InvalidOid: idem_status */
+} ColumnShape;
+
+static const ColumnShape shape[IDEM_NCOLUMNS] = {
+	{"created_at", TIMESTAMPTZOID},
+	{"claimed_at", TIMESTAMPTZOID},
+	{"expires_at", TIMESTAMPTZOID},
+	{"token", INT8OID},
+	{"ttl", INTERVALOID},
+	{"attempt", INT4OID},
+	{"status", InvalidOid},
+	{"takeover", BOOLOID},
+	{"scope", TEXTOID},
+	{"key", TEXTOID},
+	{"operation", TEXTOID},
+	{"request_hash", BYTEAOID},
+	{"lease_until", TIMESTAMPTZOID},
+	{"completed_at", TIMESTAMPTZOID},
+	{"retry_at", TIMESTAMPTZOID},
+	{"http_status", INT4OID},
+	{"checkpoint", TEXTOID},
+	{"state", JSONBOID},
+	{"headers", JSONBOID},
+	{"response", JSONBOID},
+	{"body", BYTEAOID},
+	{"resolved_by", TEXTOID},
+	{"note", TEXTOID},
+};
+
+static const char *const status_labels[IDEM_NSTATUS] =
+{"processing", "completed", "failed", "retryable", "unknown"};
+static const char *const outcome_labels[IDEM_NOUTCOME] =
+{"claimed", "processing", "completed", "failed", "retryable", "unknown", "mismatch"};
+static const char *const disposition_labels[IDEM_NDISPOSITION] =
+{"final", "retry", "unknown"};
+
+static IdemTable cached;
+static bool cache_built = false;
+static uint64 cache_built_at;	/* value of changes when it was built */
+static uint64 changes = 0;
+static MemoryContext cache_context = NULL;
+
+static void
+count_change(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid || relid == cached.relid || relid == cached.sequence)
+		changes++;
+}
+
+void
+idem_extension_init(void)
+{
+	CacheRegisterRelcacheCallback(count_change, (Datum) 0);
+}
+
+/*
+ * Reads pg_extension by name; false if the extension isn't in this database.
+ */
+bool
+idem_find_extension(Oid *extension, Oid *schema)
+{
+	Relation	rel = table_open(ExtensionRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	bool		found;
+
+	ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber, F_NAMEEQ,
+				CStringGetDatum(IDEM_EXTENSION));
+	scan = systable_beginscan(rel, ExtensionNameIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	found = HeapTupleIsValid(tuple);
+	if (found)
+	{
+		*extension = ((Form_pg_extension) GETSTRUCT(tuple))->oid;
+		*schema = ((Form_pg_extension) GETSTRUCT(tuple))->extnamespace;
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return found;
+}
+
+static void
+altered(const char *detail)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("table \"%s\" is not as extension \"%s\" made it", IDEM_TABLE, IDEM_EXTENSION),
+			 errdetail_internal("%s", detail),
+			 errhint("Undo the change, or move the rows to a table of a newly created extension.")));
+}
+
+/* Sets the OIDs by name. */
+static void
+locate(void)
+{
+	Oid			extension;
+
+	cache_built = false;
+	if (!idem_find_extension(&extension, &cached.schema))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("extension \"%s\" is not installed in this database", IDEM_EXTENSION),
+				 errhint("Run CREATE EXTENSION %s.", IDEM_EXTENSION)));
+
+	cached.relid = get_relname_relid(IDEM_TABLE, cached.schema);
+	if (!OidIsValid(cached.relid))
+		altered("The table is not in the extension's schema.");
+	if (getExtensionOfObject(RelationRelationId, cached.relid) != extension)
+		altered("The table does not belong to the extension.");
+
+	cached.sequence = get_relname_relid(IDEM_SEQUENCE, cached.schema);
+	if (!OidIsValid(cached.sequence) ||
+		get_rel_relkind(cached.sequence) != RELKIND_SEQUENCE)
+		altered("The sequence of the tokens is gone.");
+}
+
+static Oid
+type_by_name(const char *name)
+{
+	Oid			type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
+									   CStringGetDatum(name),
+									   ObjectIdGetDatum(cached.schema));
+
+	if (!OidIsValid(type))
+		altered(psprintf("The type \"%s\" is not in the extension's schema.", name));
+	return type;
+}
+
+static void
+load_enum(Oid type, const char *const *labels, int nlabels, Oid *values)
+{
+	for (int i = 0; i < nlabels; i++)
+	{
+		values[i] = GetSysCacheOid2(ENUMTYPOIDNAME, Anum_pg_enum_oid,
+									ObjectIdGetDatum(type),
+									CStringGetDatum(labels[i]));
+		if (!OidIsValid(values[i]))
+			altered(psprintf("The enum value \"%s\" is gone.", labels[i]));
+	}
+}
+
+static void
+check_columns(TupleDesc desc, Oid status_type)
+{
+	if (desc->natts < IDEM_NCOLUMNS)
+		altered("A column is missing.");
+
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		if (i >= IDEM_NCOLUMNS)
+		{
+			/* A column somebody added: its default is ours to fill in. */
+			if (att->attgenerated != '\0')
+				altered(psprintf("Column \"%s\" is a generated one.", NameStr(att->attname)));
+			if (!att->attisdropped && att->atthasdef)
+				cached.foreign_code = true;
+			continue;
+		}
+		if (att->attisdropped ||
+			strcmp(NameStr(att->attname), shape[i].name) != 0 ||
+			att->atttypid != (OidIsValid(shape[i].type) ? shape[i].type : status_type) ||
+			att->attgenerated != '\0')
+			altered(psprintf("Column \"%s\" is missing or has another type.", shape[i].name));
+	}
+}
+
+static bool
+is_pkey(Relation index)
+{
+	Form_pg_index form = index->rd_index;
+
+	return form->indisprimary && form->indisvalid && form->indimmediate &&
+		form->indnkeyatts == 2 &&
+		form->indkey.values[0] == IDEM_COL_SCOPE &&
+		form->indkey.values[1] == IDEM_COL_KEY &&
+		index->rd_indcollation[0] == C_COLLATION_OID &&
+		index->rd_indcollation[1] == C_COLLATION_OID;
+}
+
+static void
+check_indexes(Relation rel)
+{
+	ListCell   *lc;
+
+	cached.pkey = InvalidOid;
+	foreach(lc, RelationGetIndexList(rel))
+	{
+		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
+
+		if (is_pkey(index))
+			cached.pkey = RelationGetRelid(index);
+		else if (RelationGetIndexExpressions(index) != NIL ||
+				 RelationGetIndexPredicate(index) != NIL)
+			cached.foreign_code = true;
+		index_close(index, AccessShareLock);
+	}
+	if (!OidIsValid(cached.pkey))
+		altered("The primary key (scope, key), in collation \"C\" and not deferrable, is missing.");
+}
+
+static void
+check_triggers(TriggerDesc *triggers)
+{
+	if (triggers == NULL)
+		return;
+	if (triggers->trig_insert_before_row || triggers->trig_insert_before_statement ||
+		triggers->trig_insert_after_statement || triggers->trig_insert_new_table ||
+		triggers->trig_update_before_row || triggers->trig_update_before_statement ||
+		triggers->trig_update_after_statement || triggers->trig_update_new_table ||
+		triggers->trig_update_old_table ||
+		triggers->trig_delete_before_row || triggers->trig_delete_before_statement ||
+		triggers->trig_delete_after_statement || triggers->trig_delete_old_table)
+		altered("It has a BEFORE or a statement-level trigger; AFTER ROW triggers are the ones that are run.");
+	cached.foreign_code = true;
+}
+
+static void
+check_kind(Relation rel)
+{
+	if (rel->rd_rel->relkind != RELKIND_RELATION || rel->rd_rel->relam != HEAP_TABLE_AM_OID)
+		altered("It is not an ordinary heap table.");
+	if (rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+		altered("It is unlogged, so a crash would forget which requests have run.");
+	if (rel->rd_rel->relhasrules)
+		altered("It has a rule.");
+}
+
+/* idem_claim's row, in the order of its OUT parameters. */
+static void
+build_claim_desc(Oid outcome_type)
+{
+	MemoryContext old;
+	TupleDesc	desc;
+	AttrNumber	n = 0;
+
+	if (cache_context == NULL)
+		cache_context = AllocSetContextCreate(CacheMemoryContext, "idempotency",
+											  ALLOCSET_SMALL_SIZES);
+	cached.claim_desc = NULL;
+	MemoryContextReset(cache_context);
+	old = MemoryContextSwitchTo(cache_context);
+
+	desc = CreateTemplateTupleDesc(13);
+	TupleDescInitEntry(desc, ++n, "outcome", outcome_type, -1, 0);
+	TupleDescInitEntry(desc, ++n, "token", INT8OID, -1, 0);
+	TupleDescInitEntry(desc, ++n, "attempt", INT4OID, -1, 0);
+	TupleDescInitEntry(desc, ++n, "http_status", INT4OID, -1, 0);
+	TupleDescInitEntry(desc, ++n, "headers", JSONBOID, -1, 0);
+	TupleDescInitEntry(desc, ++n, "response", JSONBOID, -1, 0);
+	TupleDescInitEntry(desc, ++n, "body", BYTEAOID, -1, 0);
+	TupleDescInitEntry(desc, ++n, "checkpoint", TEXTOID, -1, 0);
+	TupleDescInitEntry(desc, ++n, "state", JSONBOID, -1, 0);
+	TupleDescInitEntry(desc, ++n, "created_at", TIMESTAMPTZOID, -1, 0);
+	TupleDescInitEntry(desc, ++n, "completed_at", TIMESTAMPTZOID, -1, 0);
+	TupleDescInitEntry(desc, ++n, "expires_at", TIMESTAMPTZOID, -1, 0);
+	TupleDescInitEntry(desc, ++n, "retry_after", INTERVALOID, -1, 0);
+	cached.claim_desc = BlessTupleDesc(desc);
+
+	MemoryContextSwitchTo(old);
+}
+
+/* Fills in all but the OIDs that locate() found; the table is locked. */
+static void
+build(Relation rel)
+{
+	Oid			status_type = type_by_name("idem_status");
+	Oid			outcome_type = type_by_name("idem_outcome");
+
+	cached.foreign_code = rel->rd_att->constr != NULL && rel->rd_att->constr->num_check > 0;
+	check_kind(rel);
+	check_columns(RelationGetDescr(rel), status_type);
+	check_indexes(rel);
+	check_triggers(rel->trigdesc);
+	load_enum(status_type, status_labels, IDEM_NSTATUS, cached.status);
+	load_enum(outcome_type, outcome_labels, IDEM_NOUTCOME, cached.outcome);
+	load_enum(type_by_name("idem_disposition"), disposition_labels, IDEM_NDISPOSITION,
+			  cached.disposition);
+	build_claim_desc(outcome_type);
+}
+
+/*
+ * Opens idempotency_keys in the given lock mode, and tells where everything
+ * else is.  Raises 42704 without the extension, 55000 for an altered table.
+ */
+const IdemTable *
+idem_open_table(LOCKMODE lockmode, Relation *rel)
+{
+	for (;;)
+	{
+		uint64		before;
+
+		if (!cache_built || cache_built_at != changes)
+			locate();
+
+		/* Invalidations that were sent before we got the lock arrive here. */
+		before = changes;
+		LockRelationOid(cached.relid, lockmode);
+		if (changes != before)
+		{
+			UnlockRelationOid(cached.relid, lockmode);
+			cache_built = false;
+			continue;
+		}
+		*rel = table_open(cached.relid, NoLock);
+		if (cache_built)
+			return &cached;
+
+		build(*rel);
+		cache_built = true;
+		cache_built_at = before;
+		if (changes == before)
+			return &cached;
+		table_close(*rel, lockmode);
+	}
+}
+
+IdemStatus
+idem_status_of(const IdemTable *table, Oid value)
+{
+	for (int i = 0; i < IDEM_NSTATUS; i++)
+		if (table->status[i] == value)
+			return (IdemStatus) i;
+	elog(ERROR, "unexpected value %u of enum idem_status", value);
+}

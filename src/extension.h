@@ -1,0 +1,68 @@
+/*-------------------------------------------------------------------------
+ *
+ * extension.h
+ *	  Where the extension's objects are in this database, kept until they
+ *	  change.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_EXTENSION_H
+#define IDEM_EXTENSION_H
+
+#include "idempotency.h"
+
+#include "access/tupdesc.h"
+#include "storage/lockdefs.h"
+#include "utils/relcache.h"
+
+/*
+ * The columns of idempotency_keys, in the install script's order; 
+ * extension.c checks names and types against it.
+ */
+typedef enum IdemColumn
+{
+	IDEM_COL_CREATED_AT = 1,
+	IDEM_COL_CLAIMED_AT,
+	IDEM_COL_EXPIRES_AT,
+	IDEM_COL_TOKEN,
+	IDEM_COL_TTL,
+	IDEM_COL_ATTEMPT,
+	IDEM_COL_STATUS,
+	IDEM_COL_TAKEOVER,
+	IDEM_COL_SCOPE,
+	IDEM_COL_KEY,
+	IDEM_COL_OPERATION,
+	IDEM_COL_REQUEST_HASH,
+	IDEM_COL_LEASE_UNTIL,
+	IDEM_COL_COMPLETED_AT,
+	IDEM_COL_RETRY_AT,
+	IDEM_COL_HTTP_STATUS,
+	IDEM_COL_CHECKPOINT,
+	IDEM_COL_STATE,
+	IDEM_COL_HEADERS,
+	IDEM_COL_RESPONSE,
+	IDEM_COL_BODY,
+	IDEM_COL_RESOLVED_BY,
+	IDEM_COL_NOTE,
+	IDEM_NCOLUMNS = IDEM_COL_NOTE
+} IdemColumn;
+
+typedef struct IdemTable
+{
+	Oid			schema;
+	Oid			relid;
+	Oid			pkey;			/* index on (scope, key) */
+	Oid			sequence;
+	bool		foreign_code;	/* writes may run code that isn't ours */
+	Oid			status[IDEM_NSTATUS];	/* enum values */
+	Oid			outcome[IDEM_NOUTCOME];
+	Oid			disposition[IDEM_NDISPOSITION];
+	TupleDesc	claim_desc;		/* idem_claim's row, blessed */
+} IdemTable;
+
+extern void idem_extension_init(void);
+extern bool idem_find_extension(Oid *extension, Oid *schema);
+extern const IdemTable *idem_open_table(LOCKMODE lockmode, Relation *rel);
+extern IdemStatus idem_status_of(const IdemTable *table, Oid value);
+
+#endif							/* IDEM_EXTENSION_H */

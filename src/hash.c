@@ -1,0 +1,115 @@
+/*-------------------------------------------------------------------------
+ *
+ * hash.c
+ *	  A cryptographic digest, computed piece by piece.
+ *
+ * The contexts of pg_cryptohash belong to a resource owner, which makes one
+ * for each call the normal thing and half of a short digest's cost.  Ours are
+ * made once a session, under a resource owner that is never released.  Small
+ * pieces are gathered in a buffer first, since each call into the library
+ * costs more than hashing them does.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "mb/pg_wchar.h"
+#include "utils/memutils.h"
+#include "utils/resowner.h"
+
+#include "hash.h"
+
+static pg_cryptohash_ctx *contexts[PG_SHA512 + 1];
+
+static pg_cryptohash_ctx *
+lasting_context(pg_cryptohash_type type)
+{
+	static ResourceOwner owner = NULL;
+	ResourceOwner save = CurrentResourceOwner;
+
+	if (contexts[type] != NULL)
+		return contexts[type];
+
+	if (owner == NULL)
+		owner = ResourceOwnerCreate(NULL, "idempotency digests");
+	CurrentResourceOwner = owner;
+	PG_TRY();
+	{
+		contexts[type] = pg_cryptohash_create(type);
+	}
+	PG_FINALLY();
+	{
+		CurrentResourceOwner = save;
+	}
+	PG_END_TRY();
+	return contexts[type];
+}
+
+static void
+check(IdemHash *hash, int status)
+{
+	if (status < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("could not compute digest: %s", pg_cryptohash_error(hash->context))));
+}
+
+void
+idem_hash_begin(IdemHash *hash, pg_cryptohash_type type)
+{
+	hash->context = lasting_context(type);
+	hash->used = 0;
+	check(hash, pg_cryptohash_init(hash->context));
+}
+
+static void
+flush(IdemHash *hash)
+{
+	check(hash, pg_cryptohash_update(hash->context, hash->buffer, hash->used));
+	hash->used = 0;
+}
+
+void
+idem_hash_bytes(IdemHash *hash, const void *bytes, Size len)
+{
+	if (len > sizeof(hash->buffer) - hash->used)
+		flush(hash);
+	if (len > sizeof(hash->buffer))
+	{
+		check(hash, pg_cryptohash_update(hash->context, bytes, len));
+		return;
+	}
+	memcpy(hash->buffer + hash->used, bytes, len);
+	hash->used += len;
+}
+
+void
+idem_hash_byte(IdemHash *hash, uint8 byte)
+{
+	idem_hash_bytes(hash, &byte, 1);
+}
+
+void
+idem_hash_end(IdemHash *hash, uint8 *digest, Size len)
+{
+	flush(hash);
+	check(hash, pg_cryptohash_final(hash->context, digest, len));
+}
+
+/*
+ * Text as UTF-8, so that a digest is the same in every database encoding.  In
+ * a SQL_ASCII database the bytes are what they are.
+ */
+char *
+idem_utf8(const char *bytes, Size len, Size *utf8_len)
+{
+	char	   *utf8;
+
+	*utf8_len = len;
+	if (GetDatabaseEncoding() == PG_UTF8 || GetDatabaseEncoding() == PG_SQL_ASCII)
+		return unconstify(char *, bytes);
+	utf8 = pg_server_to_any(bytes, len, PG_UTF8);
+	if (utf8 != bytes)
+		*utf8_len = strlen(utf8);
+	return utf8;
+}

@@ -1,0 +1,27 @@
+/*-------------------------------------------------------------------------
+ *
+ * init.c
+ *	  What happens when the library is loaded, by a session's first call or
+ *	  through shared_preload_libraries.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "fmgr.h"
+
+#include "extension.h"
+#include "settings.h"
+#include "xact.h"
+
+PG_MODULE_MAGIC;
+
+void		_PG_init(void);
+
+void
+_PG_init(void)
+{
+	idem_define_settings();
+	idem_extension_init();
+	idem_xact_init();
+}

@@ -1,0 +1,83 @@
+/*-------------------------------------------------------------------------
+ *
+ * settings.c
+ *	  The settings idempotency.*
+ *
+ * All of them can be changed without a restart, and none is needed: the
+ * library is loaded by the first call of a session, or preloaded.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <limits.h>
+
+#include "mb/pg_wchar.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+
+#include "args.h"
+#include "compat.h"
+#include "settings.h"
+
+int			idem_default_ttl = 24 * 3600;
+int			idem_default_lease = 5 * 60 * 1000;
+int			idem_max_response_size = 1024 * 1024;
+bool		idem_durable = true;
+char	   *idem_scope = NULL;
+
+/* A scope that no call would accept must not become anybody's only one. */
+static bool
+check_scope(char **newval, void **extra, GucSource source)
+{
+	if (pg_mbstrlen(*newval) <= IDEM_MAX_NAME)
+		return true;
+	GUC_check_errdetail("A scope has at most %d characters.", IDEM_MAX_NAME);
+	return false;
+}
+
+void
+idem_define_settings(void)
+{
+	DefineCustomIntVariable("idempotency.default_ttl",
+							"How long a key is kept when the call gives no ttl.",
+							"Counted from the claim, and again from the completion.",
+							&idem_default_ttl,
+							24 * 3600, 1, INT_MAX,
+							PGC_USERSET, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.default_lease",
+							"How long a claim belongs to its owner when the call gives no lease.",
+							NULL,
+							&idem_default_lease,
+							5 * 60 * 1000, 1, INT_MAX,
+							PGC_USERSET, GUC_UNIT_MS,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.max_response_size",
+							"The largest result that is stored: response, headers and body together.",
+							"Also the largest state of a checkpoint. A larger one raises IK413.",
+							&idem_max_response_size,
+							1024 * 1024, 0, MaxAllocSize,
+							PGC_USERSET, GUC_UNIT_BYTE,
+							NULL, NULL, NULL);
+
+	DefineCustomBoolVariable("idempotency.durable",
+							 "Flushes claims and results that outlive their transaction at its commit.",
+							 "Also where synchronous_commit is off.",
+							 &idem_durable,
+							 true,
+							 PGC_USERSET, 0,
+							 NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idempotency.scope",
+							   "The only scope the role may use; empty for all.",
+							   "Set it with ALTER ROLE. The default scope then means this one.",
+							   &idem_scope,
+							   "",
+							   PGC_SUSET, 0,
+							   check_scope, NULL, NULL);
+
+	idem_reserve_prefix("idempotency");
+}

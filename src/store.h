@@ -1,0 +1,61 @@
+/*-------------------------------------------------------------------------
+ *
+ * store.h
+ *	  One key in idempotency_keys: look at it, lock it, write it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_STORE_H
+#define IDEM_STORE_H
+
+#include "idempotency.h"
+
+#include "access/tableam.h"
+#include "executor/tuptable.h"
+#include "storage/lock.h"
+#include "utils/rel.h"
+
+#include "extension.h"
+
+/* One version of a key's row. */
+typedef struct IdemVersion
+{
+	bool		exists;
+	bool		own;			/* written by this transaction */
+	TransactionId busy;			/* the other, unfinished transaction that made
+								 * (pending) or is changing (current) it */
+	TupleTableSlot *slot;		/* all columns deformed */
+} IdemVersion;
+
+typedef struct IdemStore
+{
+	IdemKey		name;
+	const IdemTable *table;
+	Relation	rel;
+	Relation	index;
+	LOCKMODE	lockmode;
+	bool		locked;			/* do we hold the key lock? */
+	LOCKTAG		tag;
+	IdemVersion current;		/* committed, or this transaction's */
+	IdemVersion pending;		/* made by a transaction that has not ended */
+} IdemStore;
+
+#define idem_value(version, column) ((version)->slot->tts_values[(column) - 1])
+#define idem_isnull(version, column) ((version)->slot->tts_isnull[(column) - 1])
+
+/* store_read.c */
+extern void idem_open(IdemStore *store, const IdemKey *name, LOCKMODE lockmode);
+extern void idem_close(IdemStore *store);
+extern void idem_lock_key(IdemStore *store);
+extern void idem_unlock_key(IdemStore *store);
+extern void idem_look(IdemStore *store);
+
+/* store_write.c */
+extern bool idem_insert(IdemStore *store, Datum *values, bool *nulls);
+extern TM_Result idem_update(IdemStore *store, Datum *values, bool *nulls);
+extern TM_Result idem_delete(IdemStore *store);
+extern void idem_await_version(IdemStore *store, IdemVersion *version);
+extern void idem_await_row_lock(IdemStore *store);
+extern int64 idem_next_token(const IdemStore *store);
+
+#endif							/* IDEM_STORE_H */

@@ -1,0 +1,255 @@
+/*-------------------------------------------------------------------------
+ *
+ * store_read.c
+ *	  Looking at a key, and the key lock.
+ *
+ * A look goes through the primary key's index and judges each version of the
+ * row by the state of the transactions in its header.  No snapshot comes into
+ * it: a rival's uncommitted version is seen without waiting for it, the answer
+ * is the table as it is now at every isolation level, and no predicate lock is
+ * taken.  The versions are fetched as SnapshotAny does it, because the
+ * snapshots that judge by themselves set hint bits, and the usual fetch prunes
+ * the page on its way; a look without the key lock writes nothing whatever.
+ *
+ * The key lock is held from the look to the write that follows it, by all who
+ * make a version of a key's row.  A look without it may miss a row that is
+ * being updated meanwhile, and its "nothing there" must not be acted on.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/relscan.h"
+#include "access/stratnum.h"
+#include "access/table.h"
+#include "access/transam.h"
+#include "access/xact.h"
+#include "catalog/pg_collation.h"
+#include "common/hashfn.h"
+#include "executor/tuptable.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "storage/lmgr.h"
+#include "storage/procarray.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+
+#include "compat.h"
+#include "store.h"
+
+/* SQL's advisory locks bear 1 or 2 here. */
+#define IDEM_LOCK_SPACE 478
+
+typedef enum VersionState
+{
+	VERSION_DEAD,				/* never was, or is no more */
+	VERSION_CURRENT,
+	VERSION_PENDING
+} VersionState;
+
+void
+idem_open(IdemStore *store, const IdemKey *name, LOCKMODE lockmode)
+{
+	memset(store, 0, sizeof(*store));
+	store->name = *name;
+	store->lockmode = lockmode;
+	store->table = idem_open_table(lockmode, &store->rel);
+	store->index = index_open(store->table->pkey, lockmode);
+}
+
+static void
+forget_version(IdemVersion *version)
+{
+	if (version->slot != NULL)
+		ExecDropSingleTupleTableSlot(version->slot);
+	memset(version, 0, sizeof(*version));
+}
+
+/*
+ * A reader's relation lock is let go, so that who waits holds none; a
+ * writer's is kept to the end of the transaction, as for any DML.
+ */
+void
+idem_close(IdemStore *store)
+{
+	LOCKMODE	release = store->lockmode == AccessShareLock ? AccessShareLock : NoLock;
+
+	if (store->locked)
+		idem_unlock_key(store);
+	forget_version(&store->current);
+	forget_version(&store->pending);
+	index_close(store->index, release);
+	table_close(store->rel, release);
+}
+
+void
+idem_lock_key(IdemStore *store)
+{
+	const IdemKey *name = &store->name;
+	uint64		hash;
+
+	hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(name->scope),
+							   VARSIZE_ANY_EXHDR(name->scope), 0);
+	hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(name->key),
+							   VARSIZE_ANY_EXHDR(name->key), hash);
+	SET_LOCKTAG_ADVISORY(store->tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash,
+						 IDEM_LOCK_SPACE);
+	(void) LockAcquire(&store->tag, ExclusiveLock, false, false);
+	store->locked = true;
+}
+
+void
+idem_unlock_key(IdemStore *store)
+{
+	Assert(store->locked);
+	LockRelease(&store->tag, ExclusiveLock, false);
+	store->locked = false;
+}
+
+/*
+ * What HeapTupleSatisfiesDirty tells, without the hint bits it sets: is it our
+ * own, which unfinished transaction stands behind it, and has that one already
+ * replaced or deleted it.  The
+ * order of the questions is its too: current, in progress, committed; a
+ * transaction is in progress until after its commit is on record.
+ */
+static VersionState
+judge_version(HeapTupleHeader header, bool *own, TransactionId *busy, bool *replaced)
+{
+	VersionState state = VERSION_CURRENT;
+	TransactionId xid;
+
+	*own = false;
+	*busy = InvalidTransactionId;
+	*replaced = false;
+
+	if (!HeapTupleHeaderXminCommitted(header))
+	{
+		if (HeapTupleHeaderXminInvalid(header))
+			return VERSION_DEAD;
+		xid = HeapTupleHeaderGetRawXmin(header);
+		if (TransactionIdIsCurrentTransactionId(xid))
+			*own = true;
+		else if (TransactionIdIsInProgress(xid))
+		{
+			state = VERSION_PENDING;
+			*busy = xid;
+		}
+		else if (!TransactionIdDidCommit(xid))
+			return VERSION_DEAD;
+	}
+
+	if ((header->t_infomask & HEAP_XMAX_INVALID) ||
+		HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask))
+		return state;
+
+	xid = HeapTupleHeaderGetUpdateXid(header);
+	if (TransactionIdIsCurrentTransactionId(xid))
+		return VERSION_DEAD;
+	if (TransactionIdIsInProgress(xid))
+	{
+		*busy = xid;
+		*replaced = true;
+	}
+	else if (TransactionIdDidCommit(xid))
+		return VERSION_DEAD;
+	return state;
+}
+
+static void
+keep_version(IdemStore *store, IdemVersion *version, HeapTuple tuple, Buffer buffer)
+{
+	BufferHeapTupleTableSlot *slot;
+
+	if (version->slot == NULL)
+		version->slot = MakeSingleTupleTableSlot(RelationGetDescr(store->rel),
+												 &TTSOpsBufferHeapTuple);
+	slot = (BufferHeapTupleTableSlot *) version->slot;
+	slot->base.tupdata = *tuple;
+	ExecStoreBufferHeapTuple(&slot->base.tupdata, version->slot, buffer);
+	version->exists = true;
+}
+
+/* Takes in the versions of one HOT chain; true when nothing newer can follow. */
+static bool
+look_along_chain(IdemStore *store, ItemPointer root)
+{
+	ItemPointerData tid = *root;
+	Buffer		buffer = ReadBuffer(store->rel, ItemPointerGetBlockNumber(root));
+	HeapTupleData tuple;
+	bool		first = true;
+	bool		done = false;
+
+	/* Whoever is about to write tidies the page, as any other scan would. */
+	if (store->locked)
+		heap_page_prune_opt(store->rel, buffer);
+
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	while (!done &&
+		   heap_hot_search_buffer(&tid, store->rel, buffer, SnapshotAny, &tuple, NULL, first))
+	{
+		bool		own;
+		TransactionId busy;
+		bool		replaced;
+
+		first = false;
+		switch (judge_version(tuple.t_data, &own, &busy, &replaced))
+		{
+			case VERSION_DEAD:
+				break;
+			case VERSION_CURRENT:
+				keep_version(store, &store->current, &tuple, buffer);
+				store->current.own = own;
+				store->current.busy = busy;
+				done = !TransactionIdIsValid(busy);
+				break;
+			case VERSION_PENDING:
+
+				/*
+				 * Of several versions made by one open transaction the last
+				 * counts.  One that it has deleted again is better than none:
+				 * it still is in an insert's way.
+				 */
+				if (store->pending.exists && replaced)
+					break;
+				keep_version(store, &store->pending, &tuple, buffer);
+				store->pending.busy = busy;
+				break;
+		}
+	}
+	UnlockReleaseBuffer(buffer);
+	return done;
+}
+
+/*
+ * Looks at the key as it is now and fills in current and pending, either of
+ * which may not exist.
+ */
+void
+idem_look(IdemStore *store)
+{
+	ScanKeyData keys[2];
+	IndexScanDesc scan;
+	ItemPointer tid;
+
+	forget_version(&store->current);
+	forget_version(&store->pending);
+
+	ScanKeyEntryInitialize(&keys[0], 0, 1, BTEqualStrategyNumber, InvalidOid,
+						   C_COLLATION_OID, F_TEXTEQ, PointerGetDatum(store->name.scope));
+	ScanKeyEntryInitialize(&keys[1], 0, 2, BTEqualStrategyNumber, InvalidOid,
+						   C_COLLATION_OID, F_TEXTEQ, PointerGetDatum(store->name.key));
+	scan = idem_index_beginscan(store->rel, store->index, SnapshotAny, 2);
+	index_rescan(scan, keys, 2, NULL, 0);
+	while ((tid = index_getnext_tid(scan, ForwardScanDirection)) != NULL)
+		if (look_along_chain(store, tid))
+			break;
+	index_endscan(scan);
+
+	if (store->current.exists)
+		slot_getallattrs(store->current.slot);
+	if (store->pending.exists)
+		slot_getallattrs(store->pending.slot);
+}

@@ -1,0 +1,261 @@
+/*-------------------------------------------------------------------------
+ *
+ * store_write.c
+ *	  Writing one key's row.
+ *
+ * Straight to the heap and its indexes, without SPI or a plan.  The caller
+ * holds the key lock and has looked; nothing here waits for a transaction,
+ * and what happened meanwhile is an answer (TM_Result, or false from an
+ * insert), never an error.
+ *
+ * Indexes, constraints, column defaults and AFTER ROW triggers that somebody
+ * added to the table are honoured.  They may be anybody's code, so they run
+ * as the table's owner with a safe search_path (enter_owner).
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/heapam.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "commands/sequence.h"
+#include "commands/trigger.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "rewrite/rewriteHandler.h"
+#include "storage/lmgr.h"
+#include "utils/guc.h"
+#include "utils/snapmgr.h"
+
+#include "compat.h"
+#include "store.h"
+
+/* What one write needs of the executor. */
+typedef struct Writer
+{
+	EState	   *estate;
+	ResultRelInfo *rri;
+	bool		as_owner;
+	Oid			save_userid;
+	int			save_sec_context;
+	int			save_nestlevel;
+} Writer;
+
+static void
+enter_owner(Writer *w, Relation rel)
+{
+	GetUserIdAndSecContext(&w->save_userid, &w->save_sec_context);
+	SetUserIdAndSecContext(rel->rd_rel->relowner,
+						   w->save_sec_context | SECURITY_LOCAL_USERID_CHANGE);
+	w->save_nestlevel = NewGUCNestLevel();
+	(void) set_config_option("search_path", "pg_catalog, pg_temp",
+							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+}
+
+static void
+leave_owner(Writer *w)
+{
+	AtEOXact_GUC(false, w->save_nestlevel);
+	SetUserIdAndSecContext(w->save_userid, w->save_sec_context);
+}
+
+static void
+begin_write(Writer *w, IdemStore *store)
+{
+	Assert(store->locked);
+
+	w->as_owner = store->table->foreign_code;
+	if (w->as_owner)
+		enter_owner(w, store->rel);
+
+	w->estate = CreateExecutorState();
+	w->estate->es_output_cid = GetCurrentCommandId(true);
+	w->rri = makeNode(ResultRelInfo);
+	InitResultRelInfo(w->rri, store->rel, 0, NULL, 0);
+	ExecOpenIndices(w->rri, false);
+	if (store->rel->trigdesc != NULL)
+	{
+		w->estate->es_opened_result_relations = list_make1(w->rri);
+		AfterTriggerBeginQuery();
+	}
+}
+
+static void
+end_write(Writer *w, IdemStore *store)
+{
+	if (store->rel->trigdesc != NULL)
+		AfterTriggerEndQuery(w->estate);
+	ExecCloseIndices(w->rri);
+	ExecResetTupleTable(w->estate->es_tupleTable, false);
+	FreeExecutorState(w->estate);
+	if (w->as_owner)
+		leave_owner(w);
+
+	/* What follows in this statement may see, and change, what we wrote. */
+	CommandCounterIncrement();
+}
+
+/* Columns somebody added to the table get their default. */
+static void
+fill_added_columns(Writer *w, Relation rel, Datum *values, bool *nulls)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+
+	for (int i = IDEM_NCOLUMNS; i < desc->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+		Node	   *expr;
+
+		values[i] = (Datum) 0;
+		nulls[i] = true;
+		if (att->attisdropped || !att->atthasdef)
+			continue;
+		expr = build_column_default(rel, att->attnum);
+		if (expr != NULL)
+			values[i] = ExecEvalExpr(ExecPrepareExpr((Expr *) expr, w->estate),
+									 GetPerTupleExprContext(w->estate), &nulls[i]);
+	}
+}
+
+static TupleTableSlot *
+make_row(Writer *w, IdemStore *store, Datum *values, bool *nulls)
+{
+	TupleDesc	desc = RelationGetDescr(store->rel);
+	TupleTableSlot *slot = ExecInitExtraTupleSlot(w->estate, desc, &TTSOpsVirtual);
+
+	memcpy(slot->tts_values, values, desc->natts * sizeof(Datum));
+	memcpy(slot->tts_isnull, nulls, desc->natts * sizeof(bool));
+	ExecStoreVirtualTuple(slot);
+	if (desc->constr != NULL)
+		ExecConstraints(w->rri, slot, w->estate);
+	return slot;
+}
+
+/*
+ * INSERT ... ON CONFLICT (scope, key) DO NOTHING.  False if there is a row
+ * after all, which only somebody who doesn't take the key lock can have made.
+ */
+bool
+idem_insert(IdemStore *store, Datum *values, bool *nulls)
+{
+	Writer		w;
+	TupleTableSlot *slot;
+	List	   *recheck = NIL;
+	bool		conflict = false;
+
+	begin_write(&w, store);
+	fill_added_columns(&w, store->rel, values, nulls);
+	slot = make_row(&w, store, values, nulls);
+	table_tuple_insert(store->rel, slot, w.estate->es_output_cid, 0, NULL);
+	recheck = idem_insert_index_tuples(w.rri, slot, w.estate, false, true, &conflict,
+									   list_make1_oid(store->table->pkey), IDEM_ALL_INDEXES);
+	if (conflict)
+	{
+		CommandCounterIncrement();
+		simple_heap_delete(store->rel, &slot->tts_tid);
+	}
+	else if (store->rel->trigdesc != NULL)
+		ExecARInsertTriggers(w.estate, w.rri, slot, recheck, NULL);
+	end_write(&w, store);
+	return !conflict;
+}
+
+/* Replaces the current version. */
+TM_Result
+idem_update(IdemStore *store, Datum *values, bool *nulls)
+{
+	ItemPointerData tid = store->current.slot->tts_tid;
+	Writer		w;
+	TupleTableSlot *slot;
+	TM_FailureData failure;
+	LockTupleMode lockmode;
+	IdemUpdateIndexes indexes = IDEM_NO_INDEXES;
+	TM_Result	result;
+
+	begin_write(&w, store);
+	CheckCmdReplicaIdentity(store->rel, CMD_UPDATE);
+	slot = make_row(&w, store, values, nulls);
+	result = table_tuple_update(store->rel, &tid, slot, w.estate->es_output_cid,
+								InvalidSnapshot, InvalidSnapshot, false,
+								&failure, &lockmode, &indexes);
+	if (result == TM_Ok)
+	{
+		List	   *recheck = NIL;
+
+		if (indexes != IDEM_NO_INDEXES)
+			recheck = idem_insert_index_tuples(w.rri, slot, w.estate, true, false, NULL, NIL,
+											   indexes);
+		if (store->rel->trigdesc != NULL)
+			idem_after_update_triggers(w.estate, w.rri, &tid, slot, recheck);
+	}
+	end_write(&w, store);
+	return result;
+}
+
+/* Deletes the current version. */
+TM_Result
+idem_delete(IdemStore *store)
+{
+	ItemPointerData tid = store->current.slot->tts_tid;
+	Writer		w;
+	TM_FailureData failure;
+	TM_Result	result;
+
+	begin_write(&w, store);
+	CheckCmdReplicaIdentity(store->rel, CMD_DELETE);
+	result = table_tuple_delete(store->rel, &tid, w.estate->es_output_cid,
+								InvalidSnapshot, InvalidSnapshot, false, &failure, false);
+	if (result == TM_Ok && store->rel->trigdesc != NULL)
+		idem_after_delete_triggers(w.estate, w.rri, &tid);
+	end_write(&w, store);
+	return result;
+}
+
+/*
+ * Waits for the transaction that is changing a version, as an UPDATE would,
+ * visible to the deadlock detector; without the key lock.
+ */
+void
+idem_await_version(IdemStore *store, IdemVersion *version)
+{
+	idem_unlock_key(store);
+	XactLockTableWait(version->busy, store->rel, &version->slot->tts_tid, XLTW_Update);
+}
+
+/*
+ * The same for somebody's row lock (SELECT ... FOR UPDATE), of which there may
+ * be several at once: stand in line for the row, which the lock manager knows
+ * how to do.  The lock we get is ours when we come back to write.
+ */
+void
+idem_await_row_lock(IdemStore *store)
+{
+	TupleTableSlot *slot = table_slot_create(store->rel, NULL);
+	TM_FailureData failure;
+
+	idem_unlock_key(store);
+	(void) table_tuple_lock(store->rel, &store->current.slot->tts_tid, SnapshotAny, slot,
+							GetCurrentCommandId(true), LockTupleNoKeyExclusive, LockWaitBlock,
+							0, &failure);
+	ExecDropSingleTupleTableSlot(slot);
+}
+
+/*
+ * A fencing token above every earlier one of the key: the sequence sees to
+ * that, and the row itself where somebody has set the sequence back.
+ */
+int64
+idem_next_token(const IdemStore *store)
+{
+	int64		token = nextval_internal(store->table->sequence, false);
+
+	if (store->current.exists)
+	{
+		int64		old = DatumGetInt64(idem_value(&store->current, IDEM_COL_TOKEN));
+
+		if (token <= old)
+			token = old + 1;
+	}
+	return token;
+}

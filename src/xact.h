@@ -1,0 +1,19 @@
+/*-------------------------------------------------------------------------
+ *
+ * xact.h
+ *	  What the current transaction has done to keys.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_XACT_H
+#define IDEM_XACT_H
+
+#include "store.h"
+
+extern void idem_xact_init(void);
+extern void idem_xact_claimed(int64 token);
+extern bool idem_xact_is_own_claim(const IdemVersion *version);
+extern void idem_xact_settled(bool own_claim);
+extern void idem_xact_changed(void);
+
+#endif							/* IDEM_XACT_H */
