@@ -24,6 +24,12 @@
 #include "compat.h"
 #include "settings.h"
 
+bool
+idem_is_writable(void)
+{
+	return !XactReadOnly && !RecoveryInProgress();
+}
+
 /*
  * A replay, a mismatch and processing are answered in a read-only transaction
  * and on a standby; everything else comes here first.

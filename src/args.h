@@ -23,6 +23,7 @@ typedef struct IdemResult
 	NullableDatum body;
 } IdemResult;
 
+extern bool idem_is_writable(void);
 extern void idem_require_writable(const char *function);
 extern IdemKey idem_arg_key(FunctionCallInfo fcinfo, int key_arg, int scope_arg);
 extern text *idem_arg_name(FunctionCallInfo fcinfo, int arg, const char *what);

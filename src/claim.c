@@ -358,6 +358,12 @@ claim_once(IdemStore *store, const ClaimRequest *request, Judgement *j,
 	idem_open(store, &request->name, AccessShareLock);
 	idem_look(store);
 	judge(store, request, j);
+	if (j->action != CLAIM_ANSWER && !idem_is_writable())
+	{
+		/* Be sure before we refuse what might only be a replay. */
+		idem_look_again(store);
+		judge(store, request, j);
+	}
 	if (j->action != CLAIM_ANSWER)
 	{
 		int			natts;

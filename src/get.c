@@ -12,7 +12,6 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
-#include "access/xlog.h"
 #include "fmgr.h"
 #include "funcapi.h"
 #include "utils/timestamp.h"
@@ -29,22 +28,6 @@ static const IdemColumn shown[] = {
 };
 #define NSHOWN ((int) lengthof(shown))
 #define OUT_STATUS 3
-
-/*
- * A look without the key lock may miss a row that is being updated; only then
- * is the lock taken.  On a standby nobody else takes it, so there we just look
- * again: to be missed twice the row would have to be updated twice.
- */
-static void
-look_carefully(IdemStore *store)
-{
-	idem_look(store);
-	if (store->current.exists)
-		return;
-	if (!RecoveryInProgress())
-		idem_lock_key(store);
-	idem_look(store);
-}
 
 static Datum
 make_row(IdemStore *store, TupleDesc desc)
@@ -94,7 +77,9 @@ idem_get(PG_FUNCTION_ARGS)
 		desc = BlessTupleDesc(desc);
 
 		idem_open(&store, &name, AccessShareLock);
-		look_carefully(&store);
+		idem_look(&store);
+		if (!store.current.exists)
+			idem_look_again(&store);
 		found = store.current.exists;
 		if (found)
 			result = make_row(&store, desc);

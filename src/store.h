@@ -49,6 +49,7 @@ extern void idem_close(IdemStore *store);
 extern void idem_lock_key(IdemStore *store);
 extern void idem_unlock_key(IdemStore *store);
 extern void idem_look(IdemStore *store);
+extern void idem_look_again(IdemStore *store);
 
 /* store_write.c */
 extern bool idem_insert(IdemStore *store, Datum *values, bool *nulls);

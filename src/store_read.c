@@ -26,6 +26,7 @@
 #include "access/table.h"
 #include "access/transam.h"
 #include "access/xact.h"
+#include "access/xlog.h"
 #include "catalog/pg_collation.h"
 #include "common/hashfn.h"
 #include "executor/tuptable.h"
@@ -76,8 +77,7 @@ idem_close(IdemStore *store)
 {
 	LOCKMODE	release = store->lockmode == AccessShareLock ? AccessShareLock : NoLock;
 
-	if (store->locked)
-		idem_unlock_key(store);
+	idem_unlock_key(store);
 	forget_version(&store->current);
 	forget_version(&store->pending);
 	index_close(store->index, release);
@@ -103,7 +103,8 @@ idem_lock_key(IdemStore *store)
 void
 idem_unlock_key(IdemStore *store)
 {
-	Assert(store->locked);
+	if (!store->locked)
+		return;
 	LockRelease(&store->tag, ExclusiveLock, false);
 	store->locked = false;
 }
@@ -252,4 +253,19 @@ idem_look(IdemStore *store)
 		slot_getallattrs(store->current.slot);
 	if (store->pending.exists)
 		slot_getallattrs(store->pending.slot);
+}
+
+/*
+ * Looks again where nothing was found, in a way that can't miss a row that is
+ * being updated: with the key locked.  On a standby nobody else would take the
+ * lock, so there it is only a second look; to be missed twice the row would
+ * have to be updated twice.
+ */
+void
+idem_look_again(IdemStore *store)
+{
+	if (!RecoveryInProgress())
+		idem_lock_key(store);
+	idem_look(store);
+	idem_unlock_key(store);
 }

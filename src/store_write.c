@@ -85,7 +85,11 @@ static void
 end_write(Writer *w, IdemStore *store)
 {
 	if (store->rel->trigdesc != NULL)
+	{
+		/* Triggers may take their time, and locks; not under the key's. */
+		idem_unlock_key(store);
 		AfterTriggerEndQuery(w->estate);
+	}
 	ExecCloseIndices(w->rri);
 	ExecResetTupleTable(w->estate->es_tupleTable, false);
 	FreeExecutorState(w->estate);
