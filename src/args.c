@@ -62,24 +62,19 @@ bad_null(const char *what, const char *hint)
 text *
 idem_arg_name(FunctionCallInfo fcinfo, int arg, const char *what)
 {
-	text	   *value;
-	int			bytes;
-	int			chars;
+	Size		bytes;
 
 	if (PG_ARGISNULL(arg))
 		bad_null(what, "Pass a value, or leave the argument out where it has a default.");
 
-	/* A name longer than this in bytes is too long in any encoding. */
+	/* What is too long in any encoding isn't even detoasted. */
 	bytes = toast_raw_datum_size(PG_GETARG_DATUM(arg)) - VARHDRSZ;
-	if (bytes > IDEM_MAX_NAME * MAX_MULTIBYTE_CHAR_LEN)
-		chars = bytes;
-	else
+	if (bytes <= IDEM_MAX_NAME * MAX_MULTIBYTE_CHAR_LEN)
 	{
-		value = PG_GETARG_TEXT_PP(arg);
-		if (bytes <= IDEM_MAX_NAME)
-			return value;
-		chars = pg_mbstrlen_with_len(VARDATA_ANY(value), bytes);
-		if (chars <= IDEM_MAX_NAME)
+		text	   *value = PG_GETARG_TEXT_PP(arg);
+
+		if (bytes <= IDEM_MAX_NAME ||
+			pg_mbstrlen_with_len(VARDATA_ANY(value), (int) bytes) <= IDEM_MAX_NAME)
 			return value;
 	}
 	ereport(ERROR,

@@ -128,9 +128,9 @@ answer_vanishing(Judgement *j)
 static void
 judge_unfinished(IdemStore *store, Judgement *j, bool live)
 {
-	if (live && idem_status(store, &store->current) == IDEM_PROCESSING)
-		answer_processing(j, &store->current);
-	else if (store->pending.exists)
+	bool		owned = live && idem_status(store, &store->current) == IDEM_PROCESSING;
+
+	if (store->pending.exists && !owned)
 		answer_processing(j, &store->pending);
 	else if (live)
 		answer_processing(j, &store->current);
@@ -185,18 +185,21 @@ judge(IdemStore *store, const ClaimRequest *request, Judgement *j)
 	IdemVersion *current = &store->current;
 	IdemVersion *newest;
 	bool		live;
+	bool		unfinished;
+	bool		settled;
 
 	memset(j, 0, sizeof(*j));
 	j->now = GetCurrentTimestamp();
 	live = idem_is_live(current, j->now);
 
+	unfinished = store->pending.exists ||
+		(current->exists && TransactionIdIsValid(current->busy));
+	settled = live && is_settled(idem_status_at(store, current, j->now));
+
 	newest = store->pending.exists ? &store->pending : live ? current : NULL;
 	if (newest != NULL && !same_request(newest, request))
 		answer(j, IDEM_OUT_MISMATCH, NULL);
-	else if (live && is_settled(idem_status_at(store, current, j->now)))
-		judge_live(store, j);
-	else if (store->pending.exists ||
-			 (current->exists && TransactionIdIsValid(current->busy)))
+	else if (unfinished && !settled)
 		judge_unfinished(store, j, live);
 	else if (live)
 		judge_live(store, j);
@@ -308,7 +311,7 @@ take(IdemStore *store, const ClaimRequest *request, Judgement *j, Datum *values,
 
 /* idem_claim's row from a table row and what was judged of it. */
 static Datum
-make_result(IdemStore *store, const Judgement *j, Datum *row, bool *row_nulls)
+make_result(IdemStore *store, const Judgement *j, const Datum *row, const bool *row_nulls)
 {
 	Datum		values[OUT_NCOLUMNS] = {0};
 	bool		nulls[OUT_NCOLUMNS];

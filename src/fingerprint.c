@@ -221,7 +221,7 @@ add_container(Fingerprinter *f, JsonbContainer *container, int depth, const bool
 {
 	JsonbIterator *it;
 	JsonbValue	v;
-	JsonbValue	name;
+	JsonbValue	name = {0};
 	JsonbIteratorToken token;
 
 	check_stack_depth();
