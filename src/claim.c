@@ -63,14 +63,6 @@ typedef struct Judgement
 	TimestampTz now;
 } Judgement;
 
-/* Columns of the result, in the order of extension.c's claim_desc. */
-enum
-{
-	OUT_OUTCOME, OUT_TOKEN, OUT_ATTEMPT, OUT_HTTP_STATUS, OUT_HEADERS, OUT_RESPONSE, OUT_BODY,
-	OUT_CHECKPOINT, OUT_STATE, OUT_CREATED_AT, OUT_COMPLETED_AT, OUT_EXPIRES_AT, OUT_RETRY_AFTER,
-	OUT_NCOLUMNS
-};
-
 /*
  * Is this the request the row was claimed for?  A request that wasn't given,
  * then or now, is not compared.
@@ -313,39 +305,39 @@ take(IdemStore *store, const ClaimRequest *request, Judgement *j, Datum *values,
 static Datum
 make_result(IdemStore *store, const Judgement *j, const Datum *row, const bool *row_nulls)
 {
-	Datum		values[OUT_NCOLUMNS] = {0};
-	bool		nulls[OUT_NCOLUMNS];
+	Datum		values[IDEM_NCLAIM] = {0};
+	bool		nulls[IDEM_NCLAIM];
 	IdemOutcome outcome = j->outcome;
 
 #define COPY(out, column) \
 	(values[out] = row[(column) - 1], nulls[out] = row_nulls[(column) - 1])
 
 	memset(nulls, true, sizeof(nulls));
-	values[OUT_OUTCOME] = ObjectIdGetDatum(store->table->outcome[outcome]);
-	nulls[OUT_OUTCOME] = false;
+	values[IDEM_CLAIM_OUTCOME] = ObjectIdGetDatum(store->table->outcome[outcome]);
+	nulls[IDEM_CLAIM_OUTCOME] = false;
 	if (j->retry_after > 0)
 	{
-		values[OUT_RETRY_AFTER] = idem_make_interval(j->retry_after);
-		nulls[OUT_RETRY_AFTER] = false;
+		values[IDEM_CLAIM_RETRY_AFTER] = idem_make_interval(j->retry_after);
+		nulls[IDEM_CLAIM_RETRY_AFTER] = false;
 	}
 	if (row != NULL)
 	{
-		COPY(OUT_ATTEMPT, IDEM_COL_ATTEMPT);
-		COPY(OUT_CREATED_AT, IDEM_COL_CREATED_AT);
-		COPY(OUT_EXPIRES_AT, IDEM_COL_EXPIRES_AT);
+		COPY(IDEM_CLAIM_ATTEMPT, IDEM_COL_ATTEMPT);
+		COPY(IDEM_CLAIM_CREATED_AT, IDEM_COL_CREATED_AT);
+		COPY(IDEM_CLAIM_EXPIRES_AT, IDEM_COL_EXPIRES_AT);
 		if (outcome == IDEM_OUT_CLAIMED)
 		{
-			COPY(OUT_TOKEN, IDEM_COL_TOKEN);
-			COPY(OUT_CHECKPOINT, IDEM_COL_CHECKPOINT);
-			COPY(OUT_STATE, IDEM_COL_STATE);
+			COPY(IDEM_CLAIM_TOKEN, IDEM_COL_TOKEN);
+			COPY(IDEM_CLAIM_CHECKPOINT, IDEM_COL_CHECKPOINT);
+			COPY(IDEM_CLAIM_STATE, IDEM_COL_STATE);
 		}
 		else if (outcome != IDEM_OUT_PROCESSING)
 		{
-			COPY(OUT_HTTP_STATUS, IDEM_COL_HTTP_STATUS);
-			COPY(OUT_HEADERS, IDEM_COL_HEADERS);
-			COPY(OUT_RESPONSE, IDEM_COL_RESPONSE);
-			COPY(OUT_BODY, IDEM_COL_BODY);
-			COPY(OUT_COMPLETED_AT, IDEM_COL_COMPLETED_AT);
+			COPY(IDEM_CLAIM_HTTP_STATUS, IDEM_COL_HTTP_STATUS);
+			COPY(IDEM_CLAIM_HEADERS, IDEM_COL_HEADERS);
+			COPY(IDEM_CLAIM_RESPONSE, IDEM_COL_RESPONSE);
+			COPY(IDEM_CLAIM_BODY, IDEM_COL_BODY);
+			COPY(IDEM_CLAIM_COMPLETED_AT, IDEM_COL_COMPLETED_AT);
 		}
 	}
 #undef COPY

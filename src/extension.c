@@ -32,7 +32,6 @@
 #include "catalog/pg_extension.h"
 #include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
-#include "funcapi.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -41,6 +40,7 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
+#include "utils/typcache.h"
 
 #include "extension.h"
 
@@ -87,12 +87,14 @@ static IdemTable cached;
 static bool cache_built = false;
 static uint64 cache_built_at;	/* value of changes when it was built */
 static uint64 changes = 0;
+static Oid	claim_relid = InvalidOid;	/* of the type idem_claim_result */
 static MemoryContext cache_context = NULL;
 
 static void
 count_change(Datum arg, Oid relid)
 {
-	if (relid == InvalidOid || relid == cached.relid || relid == cached.sequence)
+	if (relid == InvalidOid || relid == cached.relid || relid == cached.sequence ||
+		relid == claim_relid)
 		changes++;
 }
 
@@ -277,38 +279,28 @@ check_kind(Relation rel)
 		altered("It has a rule.");
 }
 
-/* idem_claim's row, in the order of its OUT parameters. */
+/* A copy of idem_claim's row type, which claim.c fills by position. */
 static void
-build_claim_desc(Oid outcome_type)
+load_claim_desc(void)
 {
-	MemoryContext old;
+	Oid			type = type_by_name("idem_claim_result");
 	TupleDesc	desc;
-	AttrNumber	n = 0;
+	MemoryContext old;
 
 	if (cache_context == NULL)
 		cache_context = AllocSetContextCreate(CacheMemoryContext, "idempotency",
 											  ALLOCSET_SMALL_SIZES);
 	cached.claim_desc = NULL;
 	MemoryContextReset(cache_context);
+
+	claim_relid = get_typ_typrelid(type);
+	desc = lookup_rowtype_tupdesc(type, -1);
+	if (desc->natts != IDEM_NCLAIM)
+		altered("The type \"idem_claim_result\" has other columns.");
 	old = MemoryContextSwitchTo(cache_context);
-
-	desc = CreateTemplateTupleDesc(13);
-	TupleDescInitEntry(desc, ++n, "outcome", outcome_type, -1, 0);
-	TupleDescInitEntry(desc, ++n, "token", INT8OID, -1, 0);
-	TupleDescInitEntry(desc, ++n, "attempt", INT4OID, -1, 0);
-	TupleDescInitEntry(desc, ++n, "http_status", INT4OID, -1, 0);
-	TupleDescInitEntry(desc, ++n, "headers", JSONBOID, -1, 0);
-	TupleDescInitEntry(desc, ++n, "response", JSONBOID, -1, 0);
-	TupleDescInitEntry(desc, ++n, "body", BYTEAOID, -1, 0);
-	TupleDescInitEntry(desc, ++n, "checkpoint", TEXTOID, -1, 0);
-	TupleDescInitEntry(desc, ++n, "state", JSONBOID, -1, 0);
-	TupleDescInitEntry(desc, ++n, "created_at", TIMESTAMPTZOID, -1, 0);
-	TupleDescInitEntry(desc, ++n, "completed_at", TIMESTAMPTZOID, -1, 0);
-	TupleDescInitEntry(desc, ++n, "expires_at", TIMESTAMPTZOID, -1, 0);
-	TupleDescInitEntry(desc, ++n, "retry_after", INTERVALOID, -1, 0);
-	cached.claim_desc = BlessTupleDesc(desc);
-
+	cached.claim_desc = CreateTupleDescCopy(desc);
 	MemoryContextSwitchTo(old);
+	ReleaseTupleDesc(desc);
 }
 
 /* Fills in all but the OIDs that locate() found; the table is locked. */
@@ -316,7 +308,6 @@ static void
 build(Relation rel)
 {
 	Oid			status_type = type_by_name("idem_status");
-	Oid			outcome_type = type_by_name("idem_outcome");
 
 	cached.foreign_code = rel->rd_att->constr != NULL && rel->rd_att->constr->num_check > 0;
 	check_kind(rel);
@@ -324,10 +315,10 @@ build(Relation rel)
 	check_indexes(rel);
 	check_triggers(rel->trigdesc);
 	load_enum(status_type, status_labels, IDEM_NSTATUS, cached.status);
-	load_enum(outcome_type, outcome_labels, IDEM_NOUTCOME, cached.outcome);
+	load_enum(type_by_name("idem_outcome"), outcome_labels, IDEM_NOUTCOME, cached.outcome);
 	load_enum(type_by_name("idem_disposition"), disposition_labels, IDEM_NDISPOSITION,
 			  cached.disposition);
-	build_claim_desc(outcome_type);
+	load_claim_desc();
 }
 
 /*

@@ -16,7 +16,7 @@
 #include "utils/relcache.h"
 
 /*
- * The columns of idempotency_keys, in the install script's order; 
+ * The columns of idempotency_keys, in the install script's order;
  * extension.c checks names and types against it.
  */
 typedef enum IdemColumn
@@ -47,6 +47,25 @@ typedef enum IdemColumn
 	IDEM_NCOLUMNS = IDEM_COL_NOTE
 } IdemColumn;
 
+/* The columns of idem_claim_result, counted from zero. */
+typedef enum IdemClaimColumn
+{
+	IDEM_CLAIM_OUTCOME,
+	IDEM_CLAIM_TOKEN,
+	IDEM_CLAIM_ATTEMPT,
+	IDEM_CLAIM_HTTP_STATUS,
+	IDEM_CLAIM_HEADERS,
+	IDEM_CLAIM_RESPONSE,
+	IDEM_CLAIM_BODY,
+	IDEM_CLAIM_CHECKPOINT,
+	IDEM_CLAIM_STATE,
+	IDEM_CLAIM_CREATED_AT,
+	IDEM_CLAIM_COMPLETED_AT,
+	IDEM_CLAIM_EXPIRES_AT,
+	IDEM_CLAIM_RETRY_AFTER,
+	IDEM_NCLAIM
+} IdemClaimColumn;
+
 typedef struct IdemTable
 {
 	Oid			schema;
@@ -57,7 +76,7 @@ typedef struct IdemTable
 	Oid			status[IDEM_NSTATUS];	/* enum values */
 	Oid			outcome[IDEM_NOUTCOME];
 	Oid			disposition[IDEM_NDISPOSITION];
-	TupleDesc	claim_desc;		/* idem_claim's row, blessed */
+	TupleDesc	claim_desc;		/* idem_claim_result */
 } IdemTable;
 
 extern void idem_extension_init(void);

@@ -16,7 +16,9 @@
  *		[ elements ]
  *		{ key, value ... }	keys in the order of their length, then bytes
  *
- * Integers are big-endian.  The first byte of a fingerprint is the version of
+ * The integers of a number are of 16 bits, big-endian; a length is written in
+ * groups of 7 bits, the lowest first, each but the last with its high bit set
+ * (LEB128), so that hashing has less to do.  The first byte of a fingerprint is the version of
  * this algorithm; one that changes it gets a new number.
  *
  *-------------------------------------------------------------------------
@@ -68,9 +70,9 @@ static void add_container(Fingerprinter *f, JsonbContainer *container, int depth
 static void
 add_length(Fingerprinter *f, Size len)
 {
-	uint64		n = pg_hton64((uint64) len);
-
-	idem_hash_bytes(&f->hash, &n, sizeof(n));
+	for (; len >= 0x80; len >>= 7)
+		idem_hash_byte(&f->hash, (len & 0x7f) | 0x80);
+	idem_hash_byte(&f->hash, len);
 }
 
 static void
