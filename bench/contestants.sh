@@ -84,17 +84,17 @@ script()
 		A-claim | A-complete) echo "$a_claim" ;;
 		A-replay | A-mismatch) echo "$a_replay" ;;
 		I-claim | I-replay) echo "SELECT * FROM idem_claim(key => :key, request => :request);" ;;
-		I-complete) echo "SELECT * FROM idem_claim(key => :key, request => :request) \\gset" ;;
+		I-complete) echo "SELECT * FROM idem_claim(key => :key, request => :request) \\gset got_" ;;
 		I-mismatch) echo "SELECT * FROM idem_claim(key => :key, request => :other_request);" ;;
 		S-claim | S-replay) echo "SELECT * FROM idem_claim(key => :key, request_hash => :bytes_hash);" ;;
-		S-complete) echo "SELECT * FROM idem_claim(key => :key, request_hash => :bytes_hash) \\gset" ;;
+		S-complete) echo "SELECT * FROM idem_claim(key => :key, request_hash => :bytes_hash) \\gset got_" ;;
 		S-mismatch) echo "SELECT * FROM idem_claim(key => :key, request_hash => :other_bytes_hash);" ;;
 		*) die "no script for $1-$2" ;;
 	esac
 	case $1-$2 in
 		F-complete | A-complete) echo "UPDATE ${1,} SET status = 'completed', response = :response WHERE key = :key;" ;;
-		I-complete) echo "SELECT idem_complete(key => :key, response => :response, token => :token);" ;;
-		S-complete) echo "SELECT idem_complete(key => :key, body => :body, token => :token);" ;;
+		I-complete) echo "SELECT idem_complete(key => :key, response => :response, token => :got_token);" ;;
+		S-complete) echo "SELECT idem_complete(key => :key, body => :body, token => :got_token);" ;;
 	esac
 }
 

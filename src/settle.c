@@ -179,7 +179,7 @@ write_row(Settlement *s)
 		case TM_Ok:
 			return true;
 		case TM_BeingModified:
-			idem_await_row_lock(&s->store);
+			idem_await_row_lock(&s->store, LockTupleNoKeyExclusive);
 			return false;
 		default:
 			idem_unlock_key(&s->store);
@@ -598,7 +598,7 @@ idem_forget(PG_FUNCTION_ARGS)
 		if (result == TM_Ok)
 			break;
 		if (result == TM_BeingModified)
-			idem_await_row_lock(&s.store);
+			idem_await_row_lock(&s.store, LockTupleExclusive);
 		else
 			idem_unlock_key(&s.store);
 	}

@@ -12,6 +12,7 @@
 
 #include "access/tableam.h"
 #include "executor/tuptable.h"
+#include "nodes/lockoptions.h"
 #include "storage/lock.h"
 #include "utils/rel.h"
 
@@ -56,7 +57,7 @@ extern bool idem_insert(IdemStore *store, Datum *values, bool *nulls);
 extern TM_Result idem_update(IdemStore *store, Datum *values, bool *nulls);
 extern TM_Result idem_delete(IdemStore *store);
 extern void idem_await_version(IdemStore *store, IdemVersion *version);
-extern void idem_await_row_lock(IdemStore *store);
+extern void idem_await_row_lock(IdemStore *store, LockTupleMode mode);
 extern int64 idem_next_token(const IdemStore *store);
 
 #endif							/* IDEM_STORE_H */

@@ -165,24 +165,57 @@ idem_insert(IdemStore *store, Datum *values, bool *nulls)
 	return !conflict;
 }
 
-/* Replaces the current version. */
+/*
+ * Locks the current version's row.  A lock of our own, or one that does not
+ * conflict (a foreign key's KEY SHARE and an update), is no obstacle here,
+ * while to an update or delete that must not wait any lock at all is one.
+ */
+static TM_Result
+lock_row(IdemStore *store, LockTupleMode mode, LockWaitPolicy policy)
+{
+	TupleTableSlot *slot = table_slot_create(store->rel, NULL);
+	TM_FailureData failure;
+	TM_Result	result;
+
+	result = table_tuple_lock(store->rel, &store->current.slot->tts_tid, SnapshotAny, slot,
+							  GetCurrentCommandId(true), mode, policy, 0, &failure);
+	ExecDropSingleTupleTableSlot(slot);
+	return result == TM_WouldBlock ? TM_BeingModified : result;
+}
+
+static TM_Result
+update_version(IdemStore *store, Writer *w, TupleTableSlot *slot, bool wait,
+			   IdemUpdateIndexes *indexes)
+{
+	ItemPointerData tid = store->current.slot->tts_tid;
+	TM_FailureData failure;
+	LockTupleMode lockmode;
+
+	return table_tuple_update(store->rel, &tid, slot, w->estate->es_output_cid,
+							  InvalidSnapshot, InvalidSnapshot, wait,
+							  &failure, &lockmode, indexes);
+}
+
+/* Replaces the current version; TM_BeingModified if another's row lock forbids. */
 TM_Result
 idem_update(IdemStore *store, Datum *values, bool *nulls)
 {
 	ItemPointerData tid = store->current.slot->tts_tid;
 	Writer		w;
 	TupleTableSlot *slot;
-	TM_FailureData failure;
-	LockTupleMode lockmode;
 	IdemUpdateIndexes indexes = IDEM_NO_INDEXES;
 	TM_Result	result;
 
 	begin_write(&w, store);
 	CheckCmdReplicaIdentity(store->rel, CMD_UPDATE);
 	slot = make_row(&w, store, values, nulls);
-	result = table_tuple_update(store->rel, &tid, slot, w.estate->es_output_cid,
-								InvalidSnapshot, InvalidSnapshot, false,
-								&failure, &lockmode, &indexes);
+	result = update_version(store, &w, slot, false, &indexes);
+	if (result == TM_BeingModified)
+	{
+		result = lock_row(store, LockTupleNoKeyExclusive, LockWaitSkip);
+		if (result == TM_Ok)
+			result = update_version(store, &w, slot, true, &indexes);
+	}
 	if (result == TM_Ok)
 	{
 		List	   *recheck = NIL;
@@ -197,19 +230,33 @@ idem_update(IdemStore *store, Datum *values, bool *nulls)
 	return result;
 }
 
-/* Deletes the current version. */
+static TM_Result
+delete_version(IdemStore *store, Writer *w, bool wait)
+{
+	ItemPointerData tid = store->current.slot->tts_tid;
+	TM_FailureData failure;
+
+	return table_tuple_delete(store->rel, &tid, w->estate->es_output_cid,
+							  InvalidSnapshot, InvalidSnapshot, wait, &failure, false);
+}
+
+/* Deletes the current version; TM_BeingModified if another's row lock forbids. */
 TM_Result
 idem_delete(IdemStore *store)
 {
 	ItemPointerData tid = store->current.slot->tts_tid;
 	Writer		w;
-	TM_FailureData failure;
 	TM_Result	result;
 
 	begin_write(&w, store);
 	CheckCmdReplicaIdentity(store->rel, CMD_DELETE);
-	result = table_tuple_delete(store->rel, &tid, w.estate->es_output_cid,
-								InvalidSnapshot, InvalidSnapshot, false, &failure, false);
+	result = delete_version(store, &w, false);
+	if (result == TM_BeingModified)
+	{
+		result = lock_row(store, LockTupleExclusive, LockWaitSkip);
+		if (result == TM_Ok)
+			result = delete_version(store, &w, true);
+	}
 	if (result == TM_Ok && store->rel->trigdesc != NULL)
 		idem_after_delete_triggers(w.estate, w.rri, &tid);
 	end_write(&w, store);
@@ -233,16 +280,10 @@ idem_await_version(IdemStore *store, IdemVersion *version)
  * how to do.  The lock we get is ours when we come back to write.
  */
 void
-idem_await_row_lock(IdemStore *store)
+idem_await_row_lock(IdemStore *store, LockTupleMode mode)
 {
-	TupleTableSlot *slot = table_slot_create(store->rel, NULL);
-	TM_FailureData failure;
-
 	idem_unlock_key(store);
-	(void) table_tuple_lock(store->rel, &store->current.slot->tts_tid, SnapshotAny, slot,
-							GetCurrentCommandId(true), LockTupleNoKeyExclusive, LockWaitBlock,
-							0, &failure);
-	ExecDropSingleTupleTableSlot(slot);
+	(void) lock_row(store, mode, LockWaitBlock);
 }
 
 /*

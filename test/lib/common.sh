@@ -9,6 +9,23 @@ die() { note "$*"; exit 1; }
 
 is_root() { [ "$(id -u)" -eq 0 ]; }
 
+# clean_environment: no setting of the caller may lead to another server, and
+# what is only on root's path is of no use to the user who runs the tests.
+clean_environment() {
+    local name
+    for name in $(compgen -e | grep -E '^PG' | grep -vE '^PG_(CONFIG$|TEST_)'); do unset "$name"; done
+    export LC_ALL=C.UTF-8
+    if is_root; then PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; fi
+}
+
+# private_folder: make one and print it.  There will be sockets in it, and the
+# path of a socket has to be shorter than 108 bytes.
+private_folder() {
+    local parent=${TMPDIR:-/tmp}
+    if [ "${#parent}" -gt 60 ]; then parent=/tmp; fi
+    mktemp -d "$parent/idempotency.XXXXXX"
+}
+
 # newest_server FILE: the newest major of Debian's layout that has FILE.
 newest_server() {
     local bin
@@ -81,6 +98,17 @@ missing_tools() {
     done
 }
 
+# install_packages PACKAGE...: Debian's server package makes a server of its
+# own, "main", and starts it; nobody asked for that here, so it is told not to.
+install_packages() (
+    no_main=/etc/postgresql-common/createcluster.d/no-main.conf
+    mkdir -p "${no_main%/*}"
+    trap 'rm -f "$no_main"' EXIT
+    echo 'create_main_cluster = false' >"$no_main"
+    DEBIAN_FRONTEND=noninteractive apt-get -qq --yes --no-install-recommends \
+        -o DPkg::Lock::Timeout=300 install "$@" >/dev/null
+)
+
 # need_tools LIST: install the packages of what is missing if that can be done
 # here, and stop with the list of what is missing still.
 need_tools() {
@@ -91,8 +119,7 @@ need_tools() {
     if [ "${#packages[@]}" -gt 0 ] && is_root && command -v apt-get >/dev/null; then
         note "installing ${packages[*]}"
         apt_update
-        DEBIAN_FRONTEND=noninteractive apt-get -qq --yes --no-install-recommends \
-            -o DPkg::Lock::Timeout=300 install "${packages[@]}" >/dev/null || true
+        install_packages "${packages[@]}" || true
         hash -r
         missing=$(missing_tools <<<"$1")
     fi

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# server.sh - throw-away servers.  To be sourced after common.sh; it does nothing.
+# server.sh - the extension on throw-away servers: what it takes to build it, to
+# install it, to run a server.  To be sourced after common.sh; it does nothing.
 #
 # A server listens on a socket in its own private folder and on no network
 # port, so it can collide with nothing, and nobody else can reach it.  The
@@ -17,6 +18,37 @@ as_owner() {
     else
         "$@" 9<&-
     fi
+}
+
+# build_tools: what a build and a server need, as need_tools takes it.  A server
+# that is not Debian's has to bring its own part.
+build_tools() {
+    local server_package=- headers=-
+    if is_packaged; then
+        server_package=postgresql-$(pg_major) headers=postgresql-server-dev-$(pg_major)
+    fi
+    cat <<LIST
+$(pg_path bindir)/postgres $server_package
+$(pg_path pgxs) $headers
+/usr/include/stdio.h libc6-dev
+gcc gcc
+make make
+flock util-linux
+LIST
+}
+
+# lock_installation: only one at a time can use the extension that is installed
+# for a server.  The lock lasts until the caller ends or closes descriptor 9.
+lock_installation() {
+    exec 9<"$(pg_path pkglibdir)"
+    flock --nonblock 9 || { note "waiting for another run for this server"; flock 9; }
+}
+
+# build_extension [VARIABLE...]: build $tree and install it, with lock_installation.
+build_extension() {
+    as_owner make --no-print-directory -C "$tree" -j"$(nproc)" "$@" || return
+    make --no-print-directory -C "$tree" install ||
+        { echo "*** $(id -un) cannot install into $(pg_path pkglibdir): run as root, or name a server of your own in PG_CONFIG"; return 1; }
 }
 
 # server_start NAME [LINE...]: make and start the server NAME with
@@ -52,6 +84,7 @@ server_stop() {
 # crash, a failed assertion, and what PostgreSQL warns of when C code forgets
 # to give back a buffer, a snapshot, a cache entry or a lock.
 server_faults() {
-    grep -E 'PANIC:|TRAP:|terminated by signal|reference leak|leaked|was not closed|still referenced|not own (a )?lock|problem in alloc set|invalid memory alloc|could not open relation with OID|cache lookup failed' \
-        "$server/log" || true
+    grep -E -e 'PANIC:|TRAP:|terminated by signal|problem in alloc set' \
+        -e 'WARNING: .*( leak|was not closed|non-empty SPI stack|don.t own a lock)' \
+        -e 'cache lookup failed|could not open relation with OID' "$server/log" || true
 }
