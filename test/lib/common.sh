@@ -81,7 +81,7 @@ pg_path() {
 pg_major() { pg_path version | sed 's/^[^0-9]*\([0-9]*\).*/\1/'; }
 
 apt_update() {
-    apt-get -qq -o DPkg::Lock::Timeout=300 update >/dev/null || note "apt's lists could not be brought up to date"
+    apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 update >/dev/null || note "apt's lists could not be brought up to date"
 }
 
 # missing_tools: read "WHAT PACKAGE" lines, print those of which WHAT (a path,
@@ -106,7 +106,7 @@ install_packages() (
     trap 'rm -f "$no_main"' EXIT
     echo 'create_main_cluster = false' >"$no_main"
     DEBIAN_FRONTEND=noninteractive apt-get -qq --yes --no-install-recommends \
-        -o DPkg::Lock::Timeout=300 install "$@" >/dev/null
+        -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 install "$@" >/dev/null
 )
 
 # need_tools LIST: install the packages of what is missing if that can be done
