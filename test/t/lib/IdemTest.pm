@@ -181,7 +181,7 @@ sub no_faults
 	my ($node) = @_;
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	my @faults = grep {
-		/PANIC:|TRAP:|terminated by signal (?!9\b)|reference leak|leaked|was not closed|still referenced|not own (?:a )?lock|problem in alloc set|invalid memory alloc|could not open relation with OID|cache lookup failed/
+		/PANIC:|TRAP:|terminated by signal (?!9\b)|reference leak|leaked|was not closed|(?<!is )still referenced|not own (?:a )?lock|problem in alloc set|invalid memory alloc|could not open relation with OID|cache lookup failed/
 	} split /\n/, slurp_file($node->logfile);
 	is(join("\n", @faults), '', 'the log of server ' . $node->name . ' is clean');
 	return;

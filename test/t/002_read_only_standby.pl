@@ -1,0 +1,245 @@
+# Where nothing can be written: a standby, a read-only transaction, and a
+# standby that becomes the primary.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use Test::More;
+
+my $primary = new_node('primary',
+	init => { allows_streaming => 1 },
+	conf => "max_connections = 50\nshared_buffers = 16MB\n");
+$primary->backup('base');
+my $standby = PostgreSQL::Test::Cluster->new('standby');
+$standby->init_from_backup($primary, 'base', has_streaming => 1);
+$standby->start;
+
+my $p = session($primary);
+my $s = session($standby);
+my $admin = session($standby);
+
+# Until the standby has replayed all that the primary has written so far,
+# committed or not.
+sub replay
+{
+	my $lsn = session($primary)->value(
+		q{SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'test', '')});
+	wait_until(sub { $admin->value("SELECT pg_last_wal_replay_lsn() >= '$lsn'") eq 't' },
+		'the standby to catch up');
+	return;
+}
+
+#
+# A key in each state.  Those in the second list have to be written to be claimed.
+#
+my %answered = (
+	completed => q{SELECT idem_claim('completed', '{"n": 1}', operation => 'pay'),
+		idem_complete('completed', '{"receipt": 1}', http_status => 201,
+					  headers => '[["A", "b"]]', body => '\x00ff')},
+	failed => q{SELECT idem_claim('failed', '{"n": 1}', operation => 'pay'),
+		idem_fail('failed', '"declined"', http_status => 402)},
+	unknown => q{SELECT idem_claim('unknown', '{"n": 1}', operation => 'pay'),
+		idem_fail('unknown', disposition => 'unknown')},
+	held => q{SELECT idem_claim('held', '{"n": 1}', operation => 'pay', lease => '1 ms', takeover => false)},
+	processing => q{SELECT idem_claim('processing', '{"n": 1}', operation => 'pay', lease => '1 h')},
+	retryable => q{SELECT idem_claim('retryable', '{"n": 1}', operation => 'pay'),
+		idem_fail('retryable', disposition => 'retry', retry_after => '1 h')});
+my %refused = (
+	absent => 'SELECT 1',
+	ended => q{SELECT idem_claim('ended', lease => '1 ms')},
+	expired => q{SELECT idem_claim('expired', lease => '1 ms', ttl => '1 ms'),
+		idem_complete('expired', '1', ttl => '1 ms')},
+	repeatable => q{SELECT idem_claim('repeatable'), idem_fail('repeatable', disposition => 'retry')});
+$p->value($_) foreach values %answered, values %refused;
+wait_until(
+	sub {
+		$p->value(q{SELECT count(*) FROM idempotency_keys
+					WHERE (key = 'held' OR key = 'ended') AND lease_until < clock_timestamp()
+						OR key = 'expired' AND expires_at < clock_timestamp()}) eq '3';
+	},
+	'the short leases to end');
+replay();
+
+my %outcome = (map({ $_ => $_ } keys %answered), held => 'unknown');
+my $result_of = 'SELECT outcome, http_status, headers, response, body, attempt FROM idem_claim';
+
+# The same from a standby and from a read-only transaction of the primary.
+sub check_read_only
+{
+	my ($session, $where, $hint) = @_;
+
+	foreach my $key (sort keys %answered)
+	{
+		is($session->value("SELECT outcome FROM idem_claim('$key', '{\"n\": 1}', operation => 'pay')"),
+			$outcome{$key}, "$where: $key is answered");
+		is($session->value("SELECT outcome FROM idem_claim('$key', '{\"n\": 2}', operation => 'pay')"),
+			'mismatch', "$where: $key, another request");
+		is($session->value("SELECT outcome FROM idem_claim('$key', '{\"n\": 1}', operation => 'refund')"),
+			'mismatch', "$where: $key, another operation");
+	}
+	is($session->value("$result_of('completed', operation => 'pay')"),
+		'completed|201|[["A", "b"]]|{"receipt": 1}|\x00ff|1', "$where: a replay is complete");
+	is($session->value("$result_of('failed', operation => 'pay')"), 'failed|402||"declined"||1',
+		"$where: so is a failure's");
+	is($session->value(q{SELECT retry_after > '0' AND retry_after <= '1 min' AND token IS NULL
+						 FROM idem_claim('processing', operation => 'pay')}), 't',
+		"$where: processing says when to ask again");
+	is($session->value(q{SELECT retry_after > '50 min' FROM idem_claim('retryable', operation => 'pay')}), 't',
+		"$where: retryable does, too");
+
+	foreach my $key (sort keys %refused)
+	{
+		my $result = is_sqlstate($session, "SELECT idem_claim('$key')", '25006', "$where: $key can't be claimed");
+		like_hint($result, $hint, "$where: $key, the hint says what to do");
+	}
+	my $token = $p->value(q{SELECT token FROM idempotency_keys WHERE key = 'processing'});
+	foreach my $call (
+		"idem_complete('processing', '1', $token)", "idem_fail('processing', '1', $token)",
+		"idem_renew('processing', $token)", "idem_checkpoint('processing', $token, 'c')",
+		"idem_resolve('unknown', 'failed')", "idem_forget('completed')")
+	{
+		my $result = is_sqlstate($session, "SELECT $call", '25006', "$where: $call");
+		like_hint($result, $hint, "$where: $call, the hint");
+	}
+
+	is_sqlstate($session, q{SELECT idem_claim(NULL)}, 'IK400', "$where: bad input is still bad input");
+	is($session->value(q{SELECT idem_key('a', 'b:c'), idem_uuid('k'), encode(idem_fingerprint('{"a": 1.0}'), 'hex')}),
+		$p->value(q{SELECT idem_key('a', 'b:c'), idem_uuid('k'), encode(idem_fingerprint('{"a": 1}'), 'hex')}),
+		"$where: names and fingerprints");
+	foreach my $key (sort keys %answered, sort keys %refused)
+	{
+		my $get = "SELECT g.*::text FROM idem_get('$key') g";
+		is($session->value($get), $p->value($get), "$where: idem_get of $key");
+	}
+	return;
+}
+
+# Each call in a transaction of its own.
+check_read_only($s, 'standby', qr/primary/);
+check_read_only(session($primary, options => { default_transaction_read_only => 'on' }),
+	'read-only by default', qr/READ WRITE/);
+
+$s->value('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
+is($s->value("$result_of('completed', operation => 'pay')"),
+	'completed|201|[["A", "b"]]|{"receipt": 1}|\x00ff|1', 'standby: a replay under REPEATABLE READ');
+$s->value('ROLLBACK');
+
+#
+# A read-only transaction of the primary: answers cost nothing, and one can
+# still write in the next.
+#
+my $r = session($primary, options => { default_transaction_read_only => 'on' });
+$r->value(q{BEGIN READ WRITE; SELECT idem_claim('written'), idem_complete('written', '1'); COMMIT});
+is($r->value(q{SELECT outcome FROM idem_claim('written')}), 'completed', 'READ WRITE lifts the default');
+$r->value('BEGIN');
+is($r->value(q{SELECT outcome FROM idem_claim('written')}), 'completed', 'a replay in a read-only transaction');
+is($r->value('SELECT pg_current_xact_id_if_assigned() IS NULL'), 't', 'has no transaction id');
+is_sqlstate($r, q{SELECT idem_claim('absent')}, '25006', 'a claim in it is refused');
+$r->value('ROLLBACK');
+is($p->value(q{SELECT count(*) FROM idempotency_keys WHERE key = 'absent'}), '0', 'and has changed nothing');
+$p->value(q{BEGIN; SELECT idem_claim('turned'); SET TRANSACTION READ ONLY});
+is_sqlstate($p, q{SELECT idem_complete('turned')}, '25006', 'a transaction that was made read-only is');
+$p->value('ROLLBACK');
+
+#
+# A claim that the primary has not committed is seen as soon as its WAL has
+# been replayed, as on the primary; idem_get shows what is committed.
+#
+$p->value(q{BEGIN; SELECT idem_claim('rival', '{"n": 1}')});
+replay();
+is($s->value(q{SELECT outcome, attempt FROM idem_claim('rival')}), 'processing|1',
+	'standby: an uncommitted claim is processing');
+is($s->value(q{SELECT outcome FROM idem_claim('rival', '{"n": 2}')}), 'mismatch',
+	'standby: an uncommitted claim for another request is a mismatch');
+is($s->value(q{SELECT count(*) FROM idem_get('rival')}), '0', 'standby: idem_get does not show it');
+$p->value(q{SELECT idem_complete('rival', '1')});
+replay();
+is($s->value(q{SELECT outcome FROM idem_claim('rival')}), 'processing',
+	'standby: an uncommitted completion is not shown as one');
+$p->value('COMMIT');
+replay();
+is($s->value(q{SELECT outcome FROM idem_claim('rival')}), 'completed', 'standby: once committed, it is');
+
+$p->value(q{BEGIN; SELECT idem_claim('withdrawn')});
+replay();
+is($s->value(q{SELECT outcome FROM idem_claim('withdrawn')}), 'processing', 'standby: another uncommitted claim');
+$p->value('ROLLBACK');
+replay();
+is_sqlstate($s, q{SELECT idem_claim('withdrawn')}, '25006', 'standby: rolled back, the key is free, and not ours to claim');
+
+$p->value(q{BEGIN; SELECT idem_forget('rival')});
+replay();
+is($s->value(q{SELECT outcome FROM idem_claim('rival')}), 'completed', 'standby: an uncommitted deletion changes nothing');
+$p->value('ROLLBACK');
+
+#
+# Waiting on a standby.
+#
+my $token = $p->value(q{SELECT token FROM idem_claim('waited', lease => '1 h')});
+replay();
+is($s->value(q{SELECT outcome FROM idem_claim('waited', wait => '50 ms')}), 'processing',
+	'standby: a wait ends when its time is over');
+my @waiters = map { session($standby) } 1 .. 3;
+$_->send(q{SELECT outcome, response FROM idem_claim('waited', wait => '10 min')}) foreach @waiters;
+wait_for_sleep($admin, $_) foreach @waiters;
+$p->value("SELECT idem_renew('waited', $token, '2 h')");
+$p->value("SELECT idem_complete('waited', '\"here\"', $token)");
+is($_->fetch, 'completed|"here"', 'standby: a waiter gets the result when it is replayed') foreach @waiters;
+
+$p->value(q{BEGIN; SELECT idem_claim('waited.rival')});
+replay();
+$s->send(q{SELECT outcome, response FROM idem_claim('waited.rival', wait => '10 min')});
+wait_for_sleep($admin, $s);
+$p->value(q{SELECT idem_complete('waited.rival', '2')});
+$p->value('COMMIT');
+is($s->fetch, 'completed|2', 'standby: so it does for a claim settled in its own transaction');
+
+$p->value(q{SELECT idem_claim('waited.ended', lease => '2 s')});
+replay();
+is_sqlstate($s, q{SELECT idem_claim('waited.ended', wait => '10 min')}, '25006',
+	'standby: at the end of the lease the waiter is told to go to the primary');
+
+$token = $p->value(q{SELECT token FROM idem_claim('waited.cancelled', lease => '1 h')});
+replay();
+$s->send(q{SELECT idem_claim('waited.cancelled', wait => '10 min')});
+wait_for_sleep($admin, $s);
+$admin->value('SELECT pg_cancel_backend(' . $s->pid . ')');
+is($s->result->{error}{C}, '57014', 'standby: a waiter can be cancelled');
+is($admin->value(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), '0',
+	'standby: nobody holds a key lock');
+
+#
+# Promotion.
+#
+my $highest = $p->value('SELECT max(token) FROM idempotency_keys');
+my $in_flight = $p->value(q{SELECT token FROM idem_claim('in flight', '{"n": 1}', lease => '1 h')});
+$p->value(q{SELECT idem_claim('forgotten'), idem_forget('forgotten')}) foreach 1 .. 40;
+my $forgotten = $p->value(q{SELECT token FROM idem_claim('forgotten')});
+$p->value(q{BEGIN; SELECT idem_claim('open')});
+replay();
+$primary->stop('immediate');
+$standby->promote;
+
+is($s->value(q{SELECT outcome, response FROM idem_claim('completed', operation => 'pay')}),
+	'completed|{"receipt": 1}', 'promoted: the old session gets the old results');
+is($s->value(q{SELECT outcome FROM idem_claim('in flight')}), 'processing', 'promoted: an owner still has its key');
+is($s->value("SELECT idem_complete('in flight', '1', $in_flight)"), 't', 'promoted: and can complete it');
+is($s->value(q{SELECT outcome, attempt FROM idem_claim('open')}), 'claimed|1',
+	'promoted: a claim that was never committed is gone');
+is($s->value(q{SELECT outcome, attempt FROM idem_claim('ended')}), 'claimed|2', 'promoted: an ended lease is taken over');
+is($s->value(q{SELECT outcome, attempt FROM idem_claim('expired')}), 'claimed|1', 'promoted: an expired key is free');
+is($s->value(q{SELECT outcome, attempt FROM idem_claim('repeatable')}), 'claimed|2', 'promoted: a retry goes on');
+$s->value(q{SELECT idem_forget('forgotten')});
+cmp_ok($s->value(q{SELECT token FROM idem_claim('forgotten')}), '>', $forgotten,
+	'promoted: tokens rise, for a deleted key too');
+cmp_ok($s->value(q{SELECT min(token) FROM idempotency_keys WHERE key IN ('open', 'ended', 'expired', 'repeatable')}),
+	'>', $highest, 'promoted: each new token is above all old ones');
+is($s->value(q{SELECT idem_resolve('unknown', 'completed', '1')}), 't', 'promoted: an unknown outcome is resolved');
+
+no_faults($_) foreach $primary, $standby;
+$standby->stop;
+done_testing();
