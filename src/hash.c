@@ -69,24 +69,15 @@ flush(IdemHash *hash)
 	hash->used = 0;
 }
 
+/* What does not fit into the buffer any more. */
 void
-idem_hash_bytes(IdemHash *hash, const void *bytes, Size len)
+idem_hash_overflow(IdemHash *hash, const void *bytes, Size len)
 {
-	if (len > sizeof(hash->buffer) - hash->used)
-		flush(hash);
+	flush(hash);
 	if (len > sizeof(hash->buffer))
-	{
 		check(hash, pg_cryptohash_update(hash->context, bytes, len));
-		return;
-	}
-	memcpy(hash->buffer + hash->used, bytes, len);
-	hash->used += len;
-}
-
-void
-idem_hash_byte(IdemHash *hash, uint8 byte)
-{
-	idem_hash_bytes(hash, &byte, 1);
+	else
+		idem_hash_bytes(hash, bytes, len);
 }
 
 void
