@@ -265,6 +265,9 @@ check_triggers(TriggerDesc *triggers)
 		triggers->trig_delete_before_row || triggers->trig_delete_before_statement ||
 		triggers->trig_delete_after_statement || triggers->trig_delete_old_table)
 		altered("It has a BEFORE or a statement-level trigger; AFTER ROW triggers are the ones that are run.");
+	for (int i = 0; i < triggers->numtriggers; i++)
+		if (triggers->triggers[i].tgnattr > 0)
+			altered("It has a trigger on the update of certain columns; one for any column would be run.");
 	cached.foreign_code = true;
 }
 

@@ -274,6 +274,35 @@ note(join ', ', map { "$_: $seen{$_}" } sort grep { $_ ne 'wrong' } keys %seen);
 no_errors('the one error is that the claim was lost', 'IK410');
 
 #
+# A row that several sessions write, and that moves from page to page, back and
+# forth: whoever looks for it finds it, at whatever moment it moves.
+#
+$gate->value(q{SELECT count(*) FROM (SELECT idem_claim('neighbour.' || n, operation => repeat('x', 200))
+									 FROM generate_series(1, 400) n OFFSET 0) x});
+$token = $gate->value(q{SELECT token FROM idem_claim('moving', lease => '1 h')});
+my @writers = @sessions[ 0 .. 3 ];
+my @readers = @sessions[ 4 .. 5 ];
+my %found;
+foreach my $round (1 .. 75)
+{
+	$gate->value('VACUUM idempotency_keys') if $round % 15 == 1;
+	foreach (1 .. 20)
+	{
+		$_->send("SELECT idem_checkpoint('moving', $token, string_agg(sha256(random()::text::bytea)::text, '')) IS NOT NULL
+				  FROM generate_series(1, 20)")
+		  foreach @writers;
+		$_->send(q{SELECT (SELECT outcome FROM idem_claim('moving')), (SELECT count(*) FROM idem_get('moving'))}) foreach @readers;
+	}
+	foreach (1 .. 20)
+	{
+		$found{ answer_of($_) }++ foreach @writers, @readers;
+	}
+}
+is(join(', ', map { "$_ ($found{$_} times)" } sort keys %found), 'processing|1 (3000 times), t (6000 times)',
+	'a row that moves is found each time');
+no_errors('and nobody gets an error');
+
+#
 # Duplicates that come in while the owner works: none gets the key before the
 # lease ends, one does then.
 #
