@@ -90,6 +90,11 @@ effective_scope(text *scope)
 {
 	Size		len = VARSIZE_ANY_EXHDR(scope);
 
+	if (idem_scope_forged)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied to set parameter \"%s\"", "idempotency.scope"),
+				 errhint("Connect again without setting it.")));
 	if (idem_scope == NULL || idem_scope[0] == '\0')
 		return scope;
 	if (len == 0)

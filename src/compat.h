@@ -19,6 +19,7 @@
 #include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/guc.h"
+#include "utils/guc_tables.h"
 #include "utils/wait_event.h"
 
 #if PG_VERSION_NUM < 140000
@@ -30,6 +31,26 @@
 #define idem_reserve_prefix(prefix) MarkGUCPrefixReserved(prefix)
 #else
 #define idem_reserve_prefix(prefix) EmitWarningsOnPlaceholders(prefix)
+#endif
+
+/* 16 looks a setting up by name for anybody. */
+#if PG_VERSION_NUM >= 160000
+static inline struct config_generic *
+idem_find_setting(const char *name)
+{
+	return find_option(name, false, true, 0);
+}
+#else
+static inline struct config_generic *
+idem_find_setting(const char *name)
+{
+	struct config_generic **settings = get_guc_variables();
+
+	for (int i = 0; i < GetNumConfigOptions(); i++)
+		if (strcmp(settings[i]->name, name) == 0)
+			return settings[i];
+	return NULL;
+}
 #endif
 
 /* 15 added the partitions that a row moves between to the AFTER triggers. */

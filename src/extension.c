@@ -276,6 +276,8 @@ check_kind(Relation rel)
 {
 	if (rel->rd_rel->relkind != RELKIND_RELATION || rel->rd_rel->relam != HEAP_TABLE_AM_OID)
 		altered("It is not an ordinary heap table.");
+	if (rel->rd_rel->relispartition)
+		altered("It is a partition.");
 	if (rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
 		altered("It is unlogged, so a crash would forget which requests have run.");
 	if (rel->rd_rel->relhasrules)

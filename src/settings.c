@@ -25,6 +25,9 @@ int			idem_default_lease = 5 * 60 * 1000;
 int			idem_max_response_size = 1024 * 1024;
 bool		idem_durable = true;
 char	   *idem_scope = NULL;
+bool		idem_scope_forged = false;
+
+#define SCOPE_SETTING "idempotency.scope"
 
 /* A scope that no call would accept must not become anybody's only one. */
 static bool
@@ -34,6 +37,37 @@ check_scope(char **newval, void **extra, GucSource source)
 		return true;
 	GUC_check_errdetail("A scope has at most %d characters.", IDEM_MAX_NAME);
 	return false;
+}
+
+static GucSource
+scope_source(void)
+{
+	struct config_generic *setting = idem_find_setting(SCOPE_SETTING);
+
+	return setting != NULL ? setting->source : PGC_S_DEFAULT;
+}
+
+/*
+ * Without preload a session can give the setting a value before the library
+ * says who may do so.  The server discards that value then, with a warning;
+ * but one from the connection's options has kept it from ever taking in the
+ * role's own, and the role would go unconfined.  So such a session gets
+ * nothing (args.c), as its connection would be refused with preload.
+ */
+static void
+define_scope(void)
+{
+	bool		set_by_client = scope_source() >= PGC_S_CLIENT;
+
+	DefineCustomStringVariable(SCOPE_SETTING,
+							   "The only scope the role may use; empty for all.",
+							   "Set it with ALTER ROLE. The default scope then means this one.",
+							   &idem_scope,
+							   "",
+							   PGC_SUSET, 0,
+							   check_scope, NULL, NULL);
+
+	idem_scope_forged = set_by_client && scope_source() < PGC_S_CLIENT;
 }
 
 void
@@ -71,13 +105,6 @@ idem_define_settings(void)
 							 PGC_USERSET, 0,
 							 NULL, NULL, NULL);
 
-	DefineCustomStringVariable("idempotency.scope",
-							   "The only scope the role may use; empty for all.",
-							   "Set it with ALTER ROLE. The default scope then means this one.",
-							   &idem_scope,
-							   "",
-							   PGC_SUSET, 0,
-							   check_scope, NULL, NULL);
-
+	define_scope();
 	idem_reserve_prefix("idempotency");
 }

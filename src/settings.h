@@ -15,6 +15,7 @@ extern int	idem_default_lease; /* milliseconds */
 extern int	idem_max_response_size; /* bytes */
 extern bool idem_durable;
 extern char *idem_scope;
+extern bool idem_scope_forged;
 
 extern void idem_define_settings(void);
 

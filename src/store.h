@@ -36,6 +36,7 @@ typedef struct IdemStore
 	Relation	index;
 	LOCKMODE	lockmode;
 	bool		locked;			/* do we hold the key lock? */
+	bool		wrote;			/* have we changed the table? */
 	LOCKTAG		tag;
 	IdemVersion current;		/* committed, or this transaction's */
 	IdemVersion pending;		/* made by a transaction that has not ended */

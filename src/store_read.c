@@ -69,13 +69,13 @@ forget_version(IdemVersion *version)
 }
 
 /*
- * A reader's relation lock is let go, so that who waits holds none; a
- * writer's is kept to the end of the transaction, as for any DML.
+ * Whoever has only looked lets the relation's lock go, so that who waits holds
+ * none; a writer's is kept to the end of the transaction, as for any DML.
  */
 void
 idem_close(IdemStore *store)
 {
-	LOCKMODE	release = store->lockmode == AccessShareLock ? AccessShareLock : NoLock;
+	LOCKMODE	release = store->wrote ? NoLock : store->lockmode;
 
 	idem_unlock_key(store);
 	forget_version(&store->current);

@@ -151,6 +151,7 @@ idem_insert(IdemStore *store, Datum *values, bool *nulls)
 	begin_write(&w, store);
 	fill_added_columns(&w, store->rel, values, nulls);
 	slot = make_row(&w, store, values, nulls);
+	store->wrote = true;
 	table_tuple_insert(store->rel, slot, w.estate->es_output_cid, 0, NULL);
 	recheck = idem_insert_index_tuples(w.rri, slot, w.estate, false, true, &conflict,
 									   list_make1_oid(store->table->pkey), IDEM_ALL_INDEXES);
@@ -180,6 +181,7 @@ lock_row(IdemStore *store, LockTupleMode mode, LockWaitPolicy policy)
 	result = table_tuple_lock(store->rel, &store->current.slot->tts_tid, SnapshotAny, slot,
 							  GetCurrentCommandId(true), mode, policy, 0, &failure);
 	ExecDropSingleTupleTableSlot(slot);
+	store->wrote |= result == TM_Ok;
 	return result == TM_WouldBlock ? TM_BeingModified : result;
 }
 
@@ -220,6 +222,7 @@ idem_update(IdemStore *store, Datum *values, bool *nulls)
 	{
 		List	   *recheck = NIL;
 
+		store->wrote = true;
 		if (indexes != IDEM_NO_INDEXES)
 			recheck = idem_insert_index_tuples(w.rri, slot, w.estate, true, false, NULL, NIL,
 											   indexes);
@@ -257,8 +260,12 @@ idem_delete(IdemStore *store)
 		if (result == TM_Ok)
 			result = delete_version(store, &w, true);
 	}
-	if (result == TM_Ok && store->rel->trigdesc != NULL)
-		idem_after_delete_triggers(w.estate, w.rri, &tid);
+	if (result == TM_Ok)
+	{
+		store->wrote = true;
+		if (store->rel->trigdesc != NULL)
+			idem_after_delete_triggers(w.estate, w.rri, &tid);
+	}
 	end_write(&w, store);
 	return result;
 }
