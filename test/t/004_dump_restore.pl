@@ -129,22 +129,22 @@ sub check_restored
 my @ways = (
 	[ 'plain', 'public', sub {
 		my ($from, $to) = @_;
-		$source->command_ok([ 'pg_dump', '-f', "$folder/plain.sql", $from ], 'pg_dump, plain');
+		$source->command_ok([ 'pg_dump', '--no-sync', '-f', "$folder/plain.sql", $from ], 'pg_dump, plain');
 		$target->command_ok([ 'psql', '-X', '-q', '-v', 'ON_ERROR_STOP=1', '-f', "$folder/plain.sql", $to ], 'psql');
 	} ],
 	[ 'inserts', 'public', sub {
 		my ($from, $to) = @_;
-		$source->command_ok([ 'pg_dump', '--column-inserts', '-f', "$folder/inserts.sql", $from ], 'pg_dump, as INSERTs');
+		$source->command_ok([ 'pg_dump', '--no-sync', '--column-inserts', '-f', "$folder/inserts.sql", $from ], 'pg_dump, as INSERTs');
 		$target->command_ok([ 'psql', '-X', '-q', '-1', '-v', 'ON_ERROR_STOP=1', '-f', "$folder/inserts.sql", $to ], 'psql');
 	} ],
 	[ 'custom', 'Idem Keys', sub {
 		my ($from, $to) = @_;
-		$source->command_ok([ 'pg_dump', '-Fc', '-f', "$folder/custom", $from ], 'pg_dump, custom');
+		$source->command_ok([ 'pg_dump', '--no-sync', '-Fc', '-f', "$folder/custom", $from ], 'pg_dump, custom');
 		$target->command_ok([ 'pg_restore', '--exit-on-error', '-d', $to, "$folder/custom" ], 'pg_restore');
 	} ],
 	[ 'directory', 'idem', sub {
 		my ($from, $to) = @_;
-		$source->command_ok([ 'pg_dump', '-Fd', '-j2', '-f', "$folder/directory", $from ], 'pg_dump, directory');
+		$source->command_ok([ 'pg_dump', '--no-sync', '-Fd', '-j2', '-f', "$folder/directory", $from ], 'pg_dump, directory');
 
 		# Not in parallel: pg_restore does not know then that a foreign key to
 		# an extension's table has to wait for that table's rows.
@@ -182,7 +182,7 @@ foreach my $way (@ways)
 }
 
 # A schema-only dump has no keys, a data-only one nothing else.
-$source->command_ok([ 'pg_dump', '-Fc', '-f', "$folder/all", 'plain' ], 'pg_dump for parts');
+$source->command_ok([ 'pg_dump', '--no-sync', '-Fc', '-f', "$folder/all", 'plain' ], 'pg_dump for parts');
 $at_target->value('CREATE DATABASE parts TEMPLATE template0');
 $target->command_ok([ 'pg_restore', '--exit-on-error', '-s', '-d', 'parts', "$folder/all" ], 'pg_restore, schema only');
 my $parts = session($target, dbname => 'parts');
@@ -193,7 +193,7 @@ is($parts->value(q{SELECT outcome, response FROM idem_claim('completed', operati
 	'the data alone, into a new extension, is enough');
 
 # The whole cluster.
-$source->command_ok([ 'pg_dumpall', '-f', "$folder/all.sql", '--exclude-database=inserts', '--exclude-database=directory' ],
+$source->command_ok([ 'pg_dumpall', '--no-sync', '-f', "$folder/all.sql", '--exclude-database=inserts', '--exclude-database=directory' ],
 	'pg_dumpall');
 my $third = new_node('third', extension => 0);
 $third->command_ok([ 'psql', '-X', '-q', '-f', "$folder/all.sql", 'postgres' ], 'psql');

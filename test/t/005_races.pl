@@ -23,17 +23,21 @@ $sessions[$_]->value("SET default_transaction_isolation = '$levels[$_ % 3]'") fo
 # What any session has been answered with an error since the last look.
 my %errors;
 
-# start_together SQL...: the n-th session runs the n-th statement.  BARRIER in
-# its FROM list is where it waits; its one column, "go", is an empty string
-# that what is called has to depend on.
+# In a statement BARRIER, in the FROM list, is where it waits; its one column,
+# "go", is an empty string that what is called has to depend on.
+sub with_barrier
+{
+	my ($sql) = @_;
+	return $sql =~ s/BARRIER/(SELECT left(pg_advisory_xact_lock_shared(1)::text, 0) AS go OFFSET 0) barrier/r;
+}
+
+# start_together SQL...: the n-th session runs the n-th statement.
 sub start_together
 {
 	my (@sql) = @_;
 	my $count = @sql;
 	$gate->value('SELECT pg_advisory_lock(1)');
-	$sessions[$_]->send($sql[$_] =~
-		  s/BARRIER/(SELECT left(pg_advisory_xact_lock_shared(1)::text, 0) AS go OFFSET 0) barrier/r)
-	  foreach 0 .. $#sql;
+	$sessions[$_]->send(with_barrier($sql[$_])) foreach 0 .. $#sql;
 	wait_until(
 		sub {
 			$gate->value(q{SELECT count(*) FROM pg_locks
@@ -89,12 +93,14 @@ sub first_answered
 #
 # 64 sessions, 500 keys.
 #
+$_->value(with_barrier(q{PREPARE race AS SELECT outcome, token, attempt
+						FROM BARRIER, idem_claim($1 || go, '{"n": 1}', lease => '1 h')}))
+  foreach @sessions;
 my (@not_one, @not_alike, @tokens);
 my $started = time();
 foreach my $key (1 .. 500)
 {
-	my @answers = together(
-		("SELECT outcome, token, attempt FROM BARRIER, idem_claim('k$key' || go, '{\"n\": 1}', lease => '1 h')") x 64);
+	my @answers = together(("EXECUTE race('k$key')") x 64);
 	my ($owner) = grep { /^claimed\|\d+\|1$/ } @answers;
 	push @not_one, "k$key" if count_of('^claimed', @answers) != 1;
 	push @not_alike, "k$key" if count_of('^processing\|\|1$', @answers) != 63;
