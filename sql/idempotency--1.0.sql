@@ -36,7 +36,9 @@ CREATE TYPE idem_claim_result AS (
 COMMENT ON TYPE idem_claim_result IS 'the row that idem_claim() returns';
 
 --
--- The table.  Its columns are known to src/extension.h by their numbers.
+-- The table.  Its columns are known to src/extension.h by their numbers.  What
+-- a settlement leaves as it is comes first: the WAL of an update leaves out the
+-- bytes that the versions have in common at either end.
 --
 
 CREATE SEQUENCE idempotency_keys_token_seq AS bigint
@@ -46,17 +48,17 @@ COMMENT ON SEQUENCE idempotency_keys_token_seq IS 'fencing tokens of idempotency
 CREATE TABLE idempotency_keys (
     created_at timestamptz NOT NULL,
     claimed_at timestamptz NOT NULL,
-    expires_at timestamptz NOT NULL,
     token bigint NOT NULL,
     ttl interval NOT NULL,
     attempt integer NOT NULL,
-    status idem_status NOT NULL,
     takeover boolean NOT NULL,
     scope text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
     operation text COLLATE "C" NOT NULL,
     request_hash bytea,
+    status idem_status NOT NULL,
     lease_until timestamptz,
+    expires_at timestamptz NOT NULL,
     completed_at timestamptz,
     retry_at timestamptz,
     http_status integer,
@@ -75,17 +77,17 @@ REVOKE ALL ON SEQUENCE idempotency_keys_token_seq FROM PUBLIC;
 COMMENT ON TABLE idempotency_keys IS 'one row per idempotency key; written through the functions idem_*';
 COMMENT ON COLUMN idempotency_keys.created_at IS 'when the key was first claimed';
 COMMENT ON COLUMN idempotency_keys.claimed_at IS 'when the current attempt was claimed';
-COMMENT ON COLUMN idempotency_keys.expires_at IS 'from when on the key counts as absent; infinity while it is held';
 COMMENT ON COLUMN idempotency_keys.token IS 'fencing token of the current attempt';
 COMMENT ON COLUMN idempotency_keys.ttl IS 'how long the row is kept, from the claim and again from its settlement';
 COMMENT ON COLUMN idempotency_keys.attempt IS 'number of the current attempt, from 1';
-COMMENT ON COLUMN idempotency_keys.status IS 'how the key stands, but for what time alone changes';
 COMMENT ON COLUMN idempotency_keys.takeover IS 'whether another caller may take over when the lease ends';
 COMMENT ON COLUMN idempotency_keys.scope IS 'the key''s name space, such as a tenant';
 COMMENT ON COLUMN idempotency_keys.key IS 'the idempotency key';
 COMMENT ON COLUMN idempotency_keys.operation IS 'what the request does; another operation is a mismatch';
 COMMENT ON COLUMN idempotency_keys.request_hash IS 'the request''s fingerprint; null if it isn''t compared';
+COMMENT ON COLUMN idempotency_keys.status IS 'how the key stands, but for what time alone changes';
 COMMENT ON COLUMN idempotency_keys.lease_until IS 'until when the claim belongs to its owner';
+COMMENT ON COLUMN idempotency_keys.expires_at IS 'from when on the key counts as absent; infinity while it is held';
 COMMENT ON COLUMN idempotency_keys.completed_at IS 'when the current attempt was settled';
 COMMENT ON COLUMN idempotency_keys.retry_at IS 'from when on a retryable key may be claimed again';
 COMMENT ON COLUMN idempotency_keys.http_status IS 'HTTP status of the result';
