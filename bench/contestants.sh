@@ -156,10 +156,13 @@ check_answers()
 	local bad
 	bad=$(sql -c "
 		SELECT form, got.outcome, got.response IS NULL, got.body IS NULL
-		  FROM (SELECT (array_agg(key) FILTER (WHERE response IS NOT NULL))[1] AS of_i,
+		  FROM (SELECT (array_agg(key) FILTER (WHERE octet_length(request_hash) = 33))[1] AS of_i,
+		               (array_agg(key) FILTER (WHERE response IS NOT NULL AND octet_length(request_hash) = 32))[1] AS of_h,
 		               (array_agg(key) FILTER (WHERE body IS NOT NULL))[1] AS of_s FROM idempotency_keys) k,
 		       LATERAL (SELECT 'I', 'completed', * FROM idem_claim(of_i, '$request')
 		                UNION ALL SELECT 'I', 'mismatch', * FROM idem_claim(of_i, '$other_request')
+		                UNION ALL SELECT 'H', 'completed', * FROM idem_claim(of_h, request_hash => '\\x$hash')
+		                UNION ALL SELECT 'H', 'mismatch', * FROM idem_claim(of_h, request_hash => '\\x$other_hash')
 		                UNION ALL SELECT 'S', 'completed', * FROM idem_claim(of_s, request_hash => '\\x$hash')
 		                UNION ALL SELECT 'S', 'mismatch', * FROM idem_claim(of_s, request_hash => '\\x$other_hash')
 		               ) got (form, expected, outcome)
