@@ -294,10 +294,11 @@ $node->pgbench(
 	'--no-vacuum --client=6 --jobs=2 --transactions=2500', 0,
 	[qr{processed: 15000/15000}], [qr{^(?!.*ERROR)}s],
 	'a row that moves is found each time',
-	{   '005_write@4' => qq{SELECT idem_checkpoint('moving', $token, string_agg(md5(random()::text), ''))
+	{   '005_write@400' => qq{SELECT idem_checkpoint('moving', $token, string_agg(md5(random()::text), ''))
 							FROM generate_series(1, 40)},
-		'005_get@1' => q{SELECT 1 / count(*) FROM idem_get('moving')},
-		'005_claim@1' => q{SELECT 1 / (outcome = 'processing')::int FROM idem_claim('moving')} });
+		'005_get@100' => q{SELECT 1 / count(*) FROM idem_get('moving')},
+		'005_claim@100' => q{SELECT 1 / (outcome = 'processing')::int FROM idem_claim('moving')},
+		'005_vacuum@1' => q{VACUUM idempotency_keys} });
 
 #
 # Duplicates that come in while the owner works: none gets the key before the

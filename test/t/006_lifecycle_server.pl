@@ -161,7 +161,7 @@ foreach my $begin ('', 'BEGIN; ')
 	nothing_left("$where, cancelled");
 	is($w->value(q{SELECT outcome FROM idem_claim('waited')}), 'processing', "$where: and its session goes on");
 
-	$w->value('SET statement_timeout = 50');
+	$w->value('SET statement_timeout = 300');
 	is_sqlstate($w, "$begin$waiting_claim", '57014', "$where: statement_timeout ends a wait");
 	$w->value('ROLLBACK; RESET statement_timeout');
 	nothing_left("$where, timed out");
@@ -175,7 +175,7 @@ foreach my $begin ('', 'BEGIN; ')
 }
 
 # A cancelled claim in a savepoint does not spoil the transaction around it.
-$s->value(q{BEGIN; SELECT idem_claim('outer'); SAVEPOINT a; SET LOCAL statement_timeout = 50});
+$s->value(q{BEGIN; SELECT idem_claim('outer'); SAVEPOINT a; SET LOCAL statement_timeout = 300});
 is_sqlstate($s, $waiting_claim, '57014', 'a wait in a savepoint is cancelled');
 $s->value(q{ROLLBACK TO a; SELECT idem_complete('outer', '1'); COMMIT});
 is($s->value(q{SELECT outcome FROM idem_claim('outer')}), 'completed', 'and the claim outside it is completed');
