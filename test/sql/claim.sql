@@ -199,9 +199,14 @@ SELECT idem_complete('secret', '"of u1"', token, 'u1') FROM idem_claim('secret',
 SELECT :shown FROM idem_claim('secret', scope => 'u2');
 SELECT count(*) FROM idem_get('secret');
 
--- 255 characters are allowed, whatever their bytes.
+-- 255 characters are allowed, whatever their bytes, and whether they compress or not.
 SELECT outcome FROM idem_claim(repeat(E'\u20ac', 255), scope => repeat(E'\U0001f600', 255), operation => repeat(E'\u00e4', 255));
 SELECT length(key), octet_length(key), octet_length(scope), octet_length(operation) FROM idem_get(repeat(E'\u20ac', 255), repeat(E'\U0001f600', 255));
+SELECT string_agg(chr(65536 + i * 7919 % 50000), '' ORDER BY i) AS longest FROM generate_series(1, 255) i \gset
+SELECT outcome FROM idem_claim(:'longest', scope => :'longest', operation => :'longest');
+SELECT outcome FROM idem_claim(:'longest', scope => :'longest', operation => :'longest');
+SELECT outcome FROM idem_claim(left(:'longest', 254), scope => :'longest');
+SELECT length(key), octet_length(key), octet_length(scope), octet_length(operation) FROM idem_get(:'longest', :'longest');
 
 --
 -- wait
