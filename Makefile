@@ -3,7 +3,6 @@
 EXTENSION = idempotency
 MODULE_big = idempotency
 DATA = $(wildcard sql/idempotency--*.sql)
-DOCS = README.md CHANGELOG.md $(wildcard doc/*.md doc/*.svg)
 
 OBJS = $(patsubst %.c,%.o,$(sort $(wildcard src/*.c)))
 

@@ -158,22 +158,38 @@ bad_duration(const char *what, const char *detail)
 			 errhint("Pass an interval such as '30 seconds' or '24 hours'.")));
 }
 
+/*
+ * In microseconds; false if there are too many of them, and then the most that
+ * there can be, of the right sign.
+ */
+bool
+idem_interval_duration(const Interval *interval, int64 *duration)
+{
+	int64		days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
+
+	if (!idem_interval_is_infinite(interval) &&
+		!pg_mul_s64_overflow(days, USECS_PER_DAY, duration) &&
+		!pg_add_s64_overflow(*duration, interval->time, duration))
+		return true;
+	*duration = days < 0 ? PG_INT64_MIN : PG_INT64_MAX;
+	return false;
+}
+
 static int64
 interval_to_duration(const Interval *interval, const char *what, bool zero_ok)
 {
-	int64		days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
 	int64		duration;
 	int64		end;
+	bool		fits;
 
 	if (idem_interval_is_infinite(interval))
 		bad_duration(what, "It must be finite.");
-	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &duration) ||
-		pg_add_s64_overflow(duration, interval->time, &duration) ||
-		pg_add_s64_overflow(GetCurrentTimestamp(), duration, &end) ||
-		end >= END_TIMESTAMP)
-		bad_duration(what, "It ends after the last instant that type timestamptz can hold.");
+	fits = idem_interval_duration(interval, &duration);
 	if (duration < 0 || (duration == 0 && !zero_ok))
 		bad_duration(what, zero_ok ? "It must not be negative." : "It must be greater than zero.");
+	if (!fits || pg_add_s64_overflow(GetCurrentTimestamp(), duration, &end) ||
+		end >= END_TIMESTAMP)
+		bad_duration(what, "It ends after the last instant that type timestamptz can hold.");
 	return duration;
 }
 
@@ -234,12 +250,6 @@ idem_make_interval(int64 duration)
 
 	interval->time = duration;
 	return IntervalPGetDatum(interval);
-}
-
-NullableDatum
-idem_arg(FunctionCallInfo fcinfo, int arg)
-{
-	return fcinfo->args[arg];
 }
 
 static void

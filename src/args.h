@@ -40,7 +40,8 @@ extern Datum idem_make_interval(int64 duration);
 
 #define IDEM_FOREVER PG_INT64_MAX
 
-extern NullableDatum idem_arg(FunctionCallInfo fcinfo, int arg);
+extern bool idem_interval_duration(const Interval *interval, int64 *duration);
+
 extern void idem_check_result(const IdemResult *result);
 extern void idem_check_size(Size size, const char *what);
 extern Size idem_datum_size(NullableDatum value);

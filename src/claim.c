@@ -5,21 +5,17 @@
  *
  * Judge first, without a lock; most calls end there, having written nothing.
  * Only a claim that would write takes the key lock, judges again what it now
- * sees, and writes.  Every answer is reached through judge(), in the order the
- * contract gives.
+ * sees, and writes.  judge() has the order of the outcomes that the contract
+ * gives; the writing adds "claimed", and "processing" for a row that is locked.
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/htup_details.h"
-#include "access/xact.h"
-#include "catalog/pg_type.h"
 #include "common/int.h"
 #include "fmgr.h"
 #include "funcapi.h"
-#include "miscadmin.h"
-#include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 #include "args.h"
@@ -57,7 +53,7 @@ typedef struct Judgement
 	IdemOutcome outcome;		/* with CLAIM_ANSWER */
 	IdemVersion *subject;		/* the version it is about, if any */
 	bool		own;			/* this very transaction holds the key */
-	bool		vanishing;		/* an expired row is being deleted */
+	bool		vanishing;		/* look again soon: a row is locked, or going */
 	int64		retry_after;	/* microseconds; 0: not said */
 	TimestampTz lease_until;	/* with IDEM_OUT_PROCESSING */
 	TimestampTz now;
@@ -106,6 +102,13 @@ answer_processing(Judgement *j, IdemVersion *subject)
 	j->retry_after = hint;
 }
 
+static void
+answer_retryable(Judgement *j, IdemVersion *subject)
+{
+	answer(j, IDEM_OUT_RETRYABLE, subject);
+	j->retry_after = idem_instant(subject, IDEM_COL_RETRY_AT) - j->now;
+}
+
 /* The row is there, expired, and about to be gone, or locked to be deleted. */
 static void
 answer_vanishing(Judgement *j)
@@ -116,16 +119,35 @@ answer_vanishing(Judgement *j)
 	j->retry_after = VANISHING_RETRY;
 }
 
-/* A transaction that has not ended is changing the key. */
+static bool
+is_backing_off(IdemStore *store, const IdemVersion *row, TimestampTz now)
+{
+	return idem_status(store, row) == IDEM_RETRYABLE &&
+		idem_instant(row, IDEM_COL_RETRY_AT) > now;
+}
+
+/*
+ * A transaction that has not ended is changing the key.  If it has claimed it,
+ * the answer is about that claim, but not for longer than a running lease.
+ */
 static void
 judge_unfinished(IdemStore *store, Judgement *j, bool live)
 {
-	bool		owned = live && idem_status(store, &store->current) == IDEM_PROCESSING;
+	IdemVersion *pending = &store->pending;
 
-	if (store->pending.exists && !owned)
-		answer_processing(j, &store->pending);
+	if (pending->exists && idem_status(store, pending) == IDEM_PROCESSING)
+	{
+		answer_processing(j, pending);
+		if (live && idem_instant(&store->current, IDEM_COL_LEASE_UNTIL) > j->now)
+			j->retry_after = Min(j->retry_after,
+								 idem_instant(&store->current, IDEM_COL_LEASE_UNTIL) - j->now);
+	}
+	else if (live && is_backing_off(store, &store->current, j->now))
+		answer_retryable(j, &store->current);
 	else if (live)
 		answer_processing(j, &store->current);
+	else if (pending->exists)
+		answer_processing(j, pending);
 	else
 		answer_vanishing(j);
 }
@@ -145,11 +167,8 @@ judge_live(IdemStore *store, Judgement *j)
 				j->action = CLAIM_TAKE_OVER;
 			break;
 		case IDEM_RETRYABLE:
-			if (idem_instant(row, IDEM_COL_RETRY_AT) > j->now)
-			{
-				answer(j, IDEM_OUT_RETRYABLE, row);
-				j->retry_after = idem_instant(row, IDEM_COL_RETRY_AT) - j->now;
-			}
+			if (is_backing_off(store, row, j->now))
+				answer_retryable(j, row);
 			else
 				j->action = CLAIM_TAKE_OVER;
 			break;
@@ -188,7 +207,7 @@ judge(IdemStore *store, const ClaimRequest *request, Judgement *j)
 		(current->exists && TransactionIdIsValid(current->busy));
 	settled = live && is_settled(idem_status_at(store, current, j->now));
 
-	newest = store->pending.exists ? &store->pending : live ? current : NULL;
+	newest = idem_is_live(&store->pending, j->now) ? &store->pending : live ? current : NULL;
 	if (newest != NULL && !same_request(newest, request))
 		answer(j, IDEM_OUT_MISMATCH, NULL);
 	else if (unfinished && !settled)
@@ -221,9 +240,12 @@ fill_claim(IdemStore *store, const ClaimRequest *request, Judgement *j,
 	}
 	else
 	{
+		if (j->action == CLAIM_INSERT)
+		{
+			SET(IDEM_COL_SCOPE, PointerGetDatum(store->name.scope));
+			SET(IDEM_COL_KEY, PointerGetDatum(store->name.key));
+		}
 		SET(IDEM_COL_CREATED_AT, TimestampTzGetDatum(j->now));
-		SET(IDEM_COL_SCOPE, PointerGetDatum(store->name.scope));
-		SET(IDEM_COL_KEY, PointerGetDatum(store->name.key));
 		SET(IDEM_COL_OPERATION, PointerGetDatum(request->operation));
 		SET_NULL(IDEM_COL_REQUEST_HASH);
 		SET_NULL(IDEM_COL_CHECKPOINT);
@@ -253,6 +275,39 @@ fill_claim(IdemStore *store, const ClaimRequest *request, Judgement *j,
 }
 
 /*
+ * Writes the claim over the current row; its row is reserved first, so that no
+ * token is drawn for nothing.
+ */
+static TM_Result
+claim_row(IdemStore *store, const ClaimRequest *request, Judgement *j,
+		  Datum *values, bool *nulls)
+{
+	int			natts = RelationGetDescr(store->rel)->natts;
+	TM_Result	result = idem_reserve_row(store, LockTupleNoKeyExclusive);
+
+	if (result != TM_Ok)
+		return result;
+	memcpy(values, store->current.slot->tts_values, natts * sizeof(Datum));
+	memcpy(nulls, store->current.slot->tts_isnull, natts * sizeof(bool));
+	fill_claim(store, request, j, values, nulls);
+	return idem_update(store, values, nulls);
+}
+
+/*
+ * Somebody holds a lock on the row, as a sweep does that is about to delete
+ * it; soon it will be known.
+ */
+static void
+answer_locked(IdemStore *store, Judgement *j)
+{
+	if (idem_is_live(&store->current, j->now))
+		answer_processing(j, &store->current);
+	else
+		answer_vanishing(j);
+	j->vanishing = true;
+}
+
+/*
  * Takes the key, if it can still be had, under the key lock.  The judgement
  * that comes back is an answer; CLAIMED has the new row in values and nulls.
  */
@@ -264,7 +319,6 @@ take(IdemStore *store, const ClaimRequest *request, Judgement *j, Datum *values,
 	{
 		TM_Result	result;
 
-		CHECK_FOR_INTERRUPTS();
 		idem_look(store);
 		judge(store, request, j);
 		if (j->action == CLAIM_ANSWER)
@@ -276,25 +330,17 @@ take(IdemStore *store, const ClaimRequest *request, Judgement *j, Datum *values,
 			result = idem_insert(store, values, nulls) ? TM_Ok : TM_Updated;
 		}
 		else
-		{
-			int			natts = RelationGetDescr(store->rel)->natts;
-
-			memcpy(values, store->current.slot->tts_values, natts * sizeof(Datum));
-			memcpy(nulls, store->current.slot->tts_isnull, natts * sizeof(bool));
-			fill_claim(store, request, j, values, nulls);
-			result = idem_update(store, values, nulls);
-		}
+			result = claim_row(store, request, j, values, nulls);
 
 		if (result == TM_Ok)
 		{
-			idem_xact_claimed(DatumGetInt64(values[IDEM_COL_TOKEN - 1]));
+			idem_xact_claimed(store, DatumGetInt64(values[IDEM_COL_TOKEN - 1]));
 			answer(j, IDEM_OUT_CLAIMED, NULL);
 			break;
 		}
 		if (result == TM_BeingModified)
 		{
-			/* Somebody holds a lock on the row, and will most likely delete it. */
-			answer_vanishing(j);
+			answer_locked(store, j);
 			break;
 		}
 	}

@@ -16,7 +16,6 @@
 #include "commands/trigger.h"
 #include "datatype/timestamp.h"
 #include "executor/executor.h"
-#include "storage/lmgr.h"
 #include "utils/acl.h"
 #include "utils/guc.h"
 #include "utils/guc_tables.h"
@@ -47,10 +46,17 @@ idem_find_setting(const char *name)
 	struct config_generic **settings = get_guc_variables();
 
 	for (int i = 0; i < GetNumConfigOptions(); i++)
-		if (strcmp(settings[i]->name, name) == 0)
+		if (pg_strcasecmp(settings[i]->name, name) == 0)
 			return settings[i];
 	return NULL;
 }
+#endif
+
+/* 15 tells why a digest could not be computed. */
+#if PG_VERSION_NUM >= 150000
+#define idem_hash_error(context) pg_cryptohash_error(context)
+#else
+#define idem_hash_error(context) "the cryptographic library failed"
 #endif
 
 /* 15 added the partitions that a row moves between to the AFTER triggers. */

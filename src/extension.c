@@ -24,7 +24,6 @@
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "catalog/dependency.h"
-#include "catalog/indexing.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_collation.h"
@@ -33,7 +32,6 @@
 #include "catalog/pg_index.h"
 #include "catalog/pg_type.h"
 #include "storage/lmgr.h"
-#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -48,32 +46,33 @@ typedef struct ColumnShape
 {
 	const char *name;
 	Oid			type;			/* InvalidOid: idem_status */
+	bool		required;		/* NOT NULL */
 } ColumnShape;
 
 static const ColumnShape shape[IDEM_NCOLUMNS] = {
-	{"created_at", TIMESTAMPTZOID},
-	{"claimed_at", TIMESTAMPTZOID},
-	{"token", INT8OID},
-	{"ttl", INTERVALOID},
-	{"attempt", INT4OID},
-	{"takeover", BOOLOID},
-	{"scope", TEXTOID},
-	{"key", TEXTOID},
-	{"operation", TEXTOID},
-	{"request_hash", BYTEAOID},
-	{"status", InvalidOid},
-	{"lease_until", TIMESTAMPTZOID},
-	{"expires_at", TIMESTAMPTZOID},
-	{"completed_at", TIMESTAMPTZOID},
-	{"retry_at", TIMESTAMPTZOID},
-	{"http_status", INT4OID},
-	{"checkpoint", TEXTOID},
-	{"state", JSONBOID},
-	{"headers", JSONBOID},
-	{"response", JSONBOID},
-	{"body", BYTEAOID},
-	{"resolved_by", TEXTOID},
-	{"note", TEXTOID},
+	{"created_at", TIMESTAMPTZOID, true},
+	{"claimed_at", TIMESTAMPTZOID, true},
+	{"token", INT8OID, true},
+	{"ttl", INTERVALOID, true},
+	{"attempt", INT4OID, true},
+	{"takeover", BOOLOID, true},
+	{"scope", TEXTOID, true},
+	{"key", TEXTOID, true},
+	{"operation", TEXTOID, true},
+	{"request_hash", BYTEAOID, false},
+	{"status", InvalidOid, true},
+	{"lease_until", TIMESTAMPTZOID, false},
+	{"expires_at", TIMESTAMPTZOID, true},
+	{"completed_at", TIMESTAMPTZOID, false},
+	{"retry_at", TIMESTAMPTZOID, false},
+	{"http_status", INT4OID, false},
+	{"checkpoint", TEXTOID, false},
+	{"state", JSONBOID, false},
+	{"headers", JSONBOID, false},
+	{"response", JSONBOID, false},
+	{"body", BYTEAOID, false},
+	{"resolved_by", TEXTOID, false},
+	{"note", TEXTOID, false},
 };
 
 static const char *const status_labels[IDEM_NSTATUS] =
@@ -206,15 +205,20 @@ check_columns(TupleDesc desc, Oid status_type)
 			/* A column somebody added: its default is ours to fill in. */
 			if (att->attgenerated != '\0')
 				altered(psprintf("Column \"%s\" is a generated one.", NameStr(att->attname)));
-			if (!att->attisdropped && att->atthasdef)
+			if (!att->attisdropped)
+			{
+				if (get_typtype(att->atttypid) == TYPTYPE_DOMAIN)
+					altered(psprintf("Column \"%s\" is of a domain.", NameStr(att->attname)));
 				cached.foreign_code = true;
+			}
 			continue;
 		}
 		if (att->attisdropped ||
 			strcmp(NameStr(att->attname), shape[i].name) != 0 ||
 			att->atttypid != (OidIsValid(shape[i].type) ? shape[i].type : status_type) ||
-			att->attgenerated != '\0')
-			altered(psprintf("Column \"%s\" is missing or has another type.", shape[i].name));
+			att->attgenerated != '\0' || (shape[i].required && !att->attnotnull))
+			altered(psprintf("Column \"%s\" is missing, of another type or no longer NOT NULL.",
+							 shape[i].name));
 	}
 }
 
@@ -243,6 +247,9 @@ check_indexes(Relation rel)
 
 		if (is_pkey(index))
 			cached.pkey = RelationGetRelid(index);
+		else if ((index->rd_index->indisunique || index->rd_index->indisexclusion) &&
+				 index->rd_index->indisvalid)
+			altered("It has another unique or exclusion constraint, for which a claim would have to wait.");
 		else if (RelationGetIndexExpressions(index) != NIL ||
 				 RelationGetIndexPredicate(index) != NIL)
 			cached.foreign_code = true;
@@ -266,8 +273,14 @@ check_triggers(TriggerDesc *triggers)
 		triggers->trig_delete_after_statement || triggers->trig_delete_old_table)
 		altered("It has a BEFORE or a statement-level trigger; AFTER ROW triggers are the ones that are run.");
 	for (int i = 0; i < triggers->numtriggers; i++)
-		if (triggers->triggers[i].tgnattr > 0)
+	{
+		const Trigger *trigger = &triggers->triggers[i];
+
+		if (trigger->tgnattr > 0)
 			altered("It has a trigger on the update of certain columns; one for any column would be run.");
+		if (trigger->tgdeferrable && !trigger->tgisinternal)
+			altered("It has a deferrable trigger, which would not run as the table's owner.");
+	}
 	cached.foreign_code = true;
 }
 
@@ -284,28 +297,39 @@ check_kind(Relation rel)
 		altered("It has a rule.");
 }
 
-/* A copy of idem_claim's row type, which claim.c fills by position. */
+/*
+ * A copy of idem_claim's row type, which claim.c fills by position.  The last
+ * one stays until this one is there: somebody may be about to use it.
+ */
 static void
-load_claim_desc(void)
+load_claim_desc(Oid outcome_type)
 {
+	static const Oid types[IDEM_NCLAIM] = {
+		InvalidOid, INT8OID, INT4OID, INT4OID, JSONBOID, JSONBOID, BYTEAOID, TEXTOID, JSONBOID,
+		TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, INTERVALOID
+	};
 	Oid			type = type_by_name("idem_claim_result");
-	TupleDesc	desc;
+	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "idempotency",
+												  ALLOCSET_SMALL_SIZES);
 	MemoryContext old;
-
-	if (cache_context == NULL)
-		cache_context = AllocSetContextCreate(CacheMemoryContext, "idempotency",
-											  ALLOCSET_SMALL_SIZES);
-	cached.claim_desc = NULL;
-	MemoryContextReset(cache_context);
+	TupleDesc	desc;
 
 	claim_relid = get_typ_typrelid(type);
-	desc = lookup_rowtype_tupdesc(type, -1);
+	old = MemoryContextSwitchTo(context);
+	desc = lookup_rowtype_tupdesc_copy(type, -1);
+	MemoryContextSwitchTo(old);
+
 	if (desc->natts != IDEM_NCLAIM)
 		altered("The type \"idem_claim_result\" has other columns.");
-	old = MemoryContextSwitchTo(cache_context);
-	cached.claim_desc = CreateTupleDescCopy(desc);
-	MemoryContextSwitchTo(old);
-	ReleaseTupleDesc(desc);
+	for (int i = 0; i < IDEM_NCLAIM; i++)
+		if (TupleDescAttr(desc, i)->atttypid != (i == 0 ? outcome_type : types[i]))
+			altered("The type \"idem_claim_result\" has other columns.");
+
+	MemoryContextSetParent(context, CacheMemoryContext);
+	if (cache_context != NULL)
+		MemoryContextDelete(cache_context);
+	cache_context = context;
+	cached.claim_desc = desc;
 }
 
 /* Fills in all but the OIDs that locate() found; the table is locked. */
@@ -313,6 +337,7 @@ static void
 build(Relation rel)
 {
 	Oid			status_type = type_by_name("idem_status");
+	Oid			outcome_type = type_by_name("idem_outcome");
 
 	cached.foreign_code = rel->rd_att->constr != NULL && rel->rd_att->constr->num_check > 0;
 	check_kind(rel);
@@ -320,10 +345,10 @@ build(Relation rel)
 	check_indexes(rel);
 	check_triggers(rel->trigdesc);
 	load_enum(status_type, status_labels, IDEM_NSTATUS, cached.status);
-	load_enum(type_by_name("idem_outcome"), outcome_labels, IDEM_NOUTCOME, cached.outcome);
+	load_enum(outcome_type, outcome_labels, IDEM_NOUTCOME, cached.outcome);
 	load_enum(type_by_name("idem_disposition"), disposition_labels, IDEM_NDISPOSITION,
 			  cached.disposition);
-	load_claim_desc();
+	load_claim_desc(outcome_type);
 }
 
 /*

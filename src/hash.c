@@ -17,6 +17,7 @@
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 
+#include "compat.h"
 #include "hash.h"
 
 static pg_cryptohash_ctx *contexts[PG_SHA512 + 1];
@@ -26,6 +27,7 @@ lasting_context(pg_cryptohash_type type)
 {
 	static ResourceOwner owner = NULL;
 	ResourceOwner save = CurrentResourceOwner;
+	MemoryContext save_context = CurrentMemoryContext;
 
 	if (contexts[type] != NULL)
 		return contexts[type];
@@ -33,6 +35,7 @@ lasting_context(pg_cryptohash_type type)
 	if (owner == NULL)
 		owner = ResourceOwnerCreate(NULL, "idempotency digests");
 	CurrentResourceOwner = owner;
+	MemoryContextSwitchTo(TopMemoryContext);	/* where there is no OpenSSL */
 	PG_TRY();
 	{
 		contexts[type] = pg_cryptohash_create(type);
@@ -40,6 +43,7 @@ lasting_context(pg_cryptohash_type type)
 	PG_FINALLY();
 	{
 		CurrentResourceOwner = save;
+		MemoryContextSwitchTo(save_context);
 	}
 	PG_END_TRY();
 	return contexts[type];
@@ -51,7 +55,7 @@ check(IdemHash *hash, int status)
 	if (status < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
-				 errmsg("could not compute digest: %s", pg_cryptohash_error(hash->context))));
+				 errmsg("could not compute digest: %s", idem_hash_error(hash->context))));
 }
 
 void

@@ -12,13 +12,19 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
+#include "catalog/dependency.h"
+#include "catalog/pg_proc.h"
 #include "executor/spi.h"
 #include "fmgr.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/catcache.h"
 #include "utils/lsyscache.h"
+#include "utils/regproc.h"
+#include "utils/syscache.h"
 
 #include "args.h"
 #include "compat.h"
@@ -33,14 +39,38 @@ static const char *const admin_calls[] = {
 	"idem_resolve", "idem_forget", NULL
 };
 
+/*
+ * The signature of the extension's own function of that name; somebody may
+ * have put another one beside it.
+ */
+static const char *
+signature(Oid extension, Oid schema, const char *name)
+{
+	CatCList   *list = SearchSysCacheList1(PROCNAMEARGSNSP, CStringGetDatum(name));
+	Oid			found = InvalidOid;
+
+	for (int i = 0; i < list->n_members; i++)
+	{
+		Form_pg_proc proc = (Form_pg_proc) GETSTRUCT(&list->members[i]->tuple);
+
+		if (proc->pronamespace == schema &&
+			getExtensionOfObject(ProcedureRelationId, proc->oid) == extension)
+			found = proc->oid;
+	}
+	ReleaseSysCacheList(list);
+	if (!OidIsValid(found))
+		elog(ERROR, "extension \"%s\" has no function %s", IDEM_EXTENSION, name);
+	return format_procedure_qualified(found);
+}
+
 static void
-append_calls(StringInfo sql, const char *schema, const char *const *names)
+append_calls(StringInfo sql, Oid extension, Oid schema, const char *const *names)
 {
 	for (; *names != NULL; names++)
 	{
 		if (sql->data[sql->len - 1] != ' ')
 			appendStringInfoString(sql, ", ");
-		appendStringInfoString(sql, quote_qualified_identifier(schema, *names));
+		appendStringInfoString(sql, signature(extension, schema, *names));
 	}
 }
 
@@ -52,16 +82,16 @@ run(const char *sql)
 }
 
 static void
-change_calls(const char *verb, const char *preposition, const char *schema, const char *role,
-			 bool admin)
+change_calls(const char *verb, const char *preposition, Oid extension, Oid schema,
+			 const char *role, bool admin)
 {
 	StringInfoData sql;
 
 	initStringInfo(&sql);
 	appendStringInfo(&sql, "%s EXECUTE ON ROUTINE ", verb);
-	append_calls(&sql, schema, application_calls);
+	append_calls(&sql, extension, schema, application_calls);
 	if (admin)
-		append_calls(&sql, schema, admin_calls);
+		append_calls(&sql, extension, schema, admin_calls);
 	appendStringInfo(&sql, " %s %s", preposition, role);
 	run(sql.data);
 }
@@ -89,10 +119,10 @@ change(FunctionCallInfo fcinfo, bool grant, bool admin)
 	{
 		if (idem_schema_needs_usage(schema_oid, PG_GETARG_OID(0)))
 			run(psprintf("GRANT USAGE ON SCHEMA %s TO %s", quote_identifier(schema), role));
-		change_calls("GRANT", "TO", schema, role, admin);
+		change_calls("GRANT", "TO", extension, schema_oid, role, admin);
 	}
 	else
-		change_calls("REVOKE", "FROM", schema, role, true);
+		change_calls("REVOKE", "FROM", extension, schema_oid, role, true);
 	SPI_finish();
 }
 

@@ -33,6 +33,12 @@ bool		idem_scope_forged = false;
 static bool
 check_scope(char **newval, void **extra, GucSource source)
 {
+	/* It may come from a database with another encoding. */
+	if (!pg_verifymbstr(*newval, strlen(*newval), true))
+	{
+		GUC_check_errdetail("It is not valid in the database's encoding.");
+		return false;
+	}
 	if (pg_mbstrlen(*newval) <= IDEM_MAX_NAME)
 		return true;
 	GUC_check_errdetail("A scope has at most %d characters.", IDEM_MAX_NAME);
@@ -94,7 +100,7 @@ idem_define_settings(void)
 							"Also the largest state of a checkpoint. A larger one raises IK413.",
 							&idem_max_response_size,
 							1024 * 1024, 0, MaxAllocSize,
-							PGC_USERSET, GUC_UNIT_BYTE,
+							PGC_SUSET, GUC_UNIT_BYTE,
 							NULL, NULL, NULL);
 
 	DefineCustomBoolVariable("idempotency.durable",

@@ -13,8 +13,6 @@
  */
 #include "postgres.h"
 
-#include "access/xact.h"
-#include "catalog/pg_type.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -71,22 +69,31 @@ no_live_claim(const Settlement *s)
 			(errcode(IDEM_ERRCODE_NO_CLAIM),
 			 errmsg("no live claim for idempotency key \"%s\"", key_name(s)),
 			 errdetail("The key was never claimed in this scope, or it has expired or been deleted."),
-			 errhint("Claim the key before you settle it; choose a ttl that outlasts the work.")));
+			 errhint("Claim the key first, with a ttl and a lease that outlast the work.")));
 }
 
 static void
 already_settled(const Settlement *s)
 {
-	static const char *const names[IDEM_NSTATUS] =
-	{"processing", "completed", "failed", "retryable", "unknown"};
-
 	ereport(ERROR,
 			(errcode(IDEM_ERRCODE_SETTLED),
 			 errmsg("idempotency key \"%s\" is already settled as \"%s\"", key_name(s),
-					names[s->status]),
+					idem_status_name(s->status)),
 			 errhint(s->status == IDEM_UNKNOWN
 					 ? "Settle a key of unknown outcome with idem_resolve()."
+					 : s->status == IDEM_RETRYABLE
+					 ? "Claim the key again."
 					 : "Read the stored result with idem_get(); it stays as it is.")));
+}
+
+static void
+token_required(const IdemKey *name)
+{
+	ereport(ERROR,
+			(errcode(IDEM_ERRCODE_LOST),
+			 errmsg("a token is required for idempotency key \"%s\"", text_to_cstring(name->key)),
+			 errdetail("Only completion and failure do without, in the transaction that made the claim."),
+			 errhint("Pass the token that idem_claim() returned.")));
 }
 
 static void
@@ -94,12 +101,8 @@ check_token(const Settlement *s)
 {
 	if (s->token.isnull)
 	{
-		if (!idem_xact_is_own_claim(&s->store.current))
-			ereport(ERROR,
-					(errcode(IDEM_ERRCODE_LOST),
-					 errmsg("a token is required for idempotency key \"%s\"", key_name(s)),
-					 errdetail("The claim was not made in this transaction."),
-					 errhint("Pass the token that idem_claim() returned.")));
+		if (!idem_xact_is_own_claim(&s->store))
+			token_required(&s->store.name);
 		return;
 	}
 	if (DatumGetInt64(s->token.value) !=
@@ -109,7 +112,7 @@ check_token(const Settlement *s)
 				 errmsg("the claim on idempotency key \"%s\" was lost", key_name(s)),
 				 errdetail("Token " INT64_FORMAT " is not the current one.",
 						   DatumGetInt64(s->token.value)),
-				 errhint("Stop: another owner has the key. Discard this attempt's result.")));
+				 errhint("The key was taken over, resolved or claimed anew; do nothing more in its name.")));
 }
 
 static void
@@ -143,7 +146,7 @@ load_row(Settlement *s)
 	memcpy(s->values, slot->tts_values, natts * sizeof(Datum));
 	memcpy(s->nulls, slot->tts_isnull, natts * sizeof(bool));
 	s->status = idem_status(&s->store, &s->store.current);
-	s->own_claim = s->status == IDEM_PROCESSING && idem_xact_is_own_claim(&s->store.current);
+	s->own_claim = s->status == IDEM_PROCESSING && idem_xact_is_own_claim(&s->store);
 }
 
 /*
@@ -311,14 +314,14 @@ idem_complete(PG_FUNCTION_ARGS)
 	IdemResult	result;
 	int64		ttl;
 
-	result.response = idem_arg(fcinfo, 1);
-	result.http_status = idem_arg(fcinfo, 4);
-	result.headers = idem_arg(fcinfo, 5);
-	result.body = idem_arg(fcinfo, 6);
+	result.response = fcinfo->args[1];
+	result.http_status = fcinfo->args[4];
+	result.headers = fcinfo->args[5];
+	result.body = fcinfo->args[6];
 	ttl = idem_arg_duration(fcinfo, 7, "ttl", false);
 	idem_check_result(&result);
 
-	begin_with_token(&s, "idem_complete()", name, idem_arg(fcinfo, 2));
+	begin_with_token(&s, "idem_complete()", name, fcinfo->args[2]);
 	PG_RETURN_DATUM(finish(&s, BoolGetDatum(settle(&s, IDEM_COMPLETED, &result, ttl, 0))));
 }
 
@@ -361,15 +364,15 @@ idem_fail(PG_FUNCTION_ARGS)
 				(errcode(IDEM_ERRCODE_BAD_INPUT),
 				 errmsg("disposition must not be null"),
 				 errhint("Pass 'final', 'retry' or 'unknown'.")));
-	result.response = idem_arg(fcinfo, 1);
-	result.http_status = idem_arg(fcinfo, 6);
-	result.headers = idem_arg(fcinfo, 7);
-	result.body = idem_arg(fcinfo, 8);
+	result.response = fcinfo->args[1];
+	result.http_status = fcinfo->args[6];
+	result.headers = fcinfo->args[7];
+	result.body = fcinfo->args[8];
 	retry_after = idem_arg_duration(fcinfo, 5, "retry_after", true);
 	ttl = idem_arg_duration(fcinfo, 9, "ttl", false);
 	idem_check_result(&result);
 
-	begin_with_token(&s, "idem_fail()", name, idem_arg(fcinfo, 2));
+	begin_with_token(&s, "idem_fail()", name, fcinfo->args[2]);
 	disposition = disposition_of(&s.store, PG_GETARG_OID(4));
 	PG_RETURN_DATUM(finish(&s, BoolGetDatum(settle(&s, ends_as[disposition], &result, ttl,
 												   retry_after))));
@@ -388,12 +391,8 @@ static NullableDatum
 arg_token(FunctionCallInfo fcinfo, int arg, const IdemKey *name)
 {
 	if (PG_ARGISNULL(arg))
-		ereport(ERROR,
-				(errcode(IDEM_ERRCODE_LOST),
-				 errmsg("a token is required for idempotency key \"%s\"",
-						text_to_cstring(name->key)),
-				 errhint("Pass the token that idem_claim() returned.")));
-	return idem_arg(fcinfo, arg);
+		token_required(name);
+	return fcinfo->args[arg];
 }
 
 /* The row lives as long as its lease at least. */
@@ -465,8 +464,8 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 {
 	Settlement	s;
 	IdemKey		name = idem_arg_key(fcinfo, 0, 4);
-	NullableDatum checkpoint = idem_arg(fcinfo, 2);
-	NullableDatum state = idem_arg(fcinfo, 3);
+	NullableDatum checkpoint = fcinfo->args[2];
+	NullableDatum state = fcinfo->args[3];
 	int64		lease = idem_arg_duration(fcinfo, 5, "lease", false);
 
 	if (checkpoint.isnull)
@@ -531,11 +530,10 @@ idem_resolve(PG_FUNCTION_ARGS)
 	Settlement	s;
 	IdemKey		name = idem_arg_key(fcinfo, 0, 3);
 	IdemResult	result = {{0, true}, {0, true}, {0, true}, {0, true}};
-	NullableDatum note = idem_arg(fcinfo, 4);
+	NullableDatum note = fcinfo->args[4];
 	IdemStatus	status;
-	bool		open_own_claim;
 
-	result.response = idem_arg(fcinfo, 2);
+	result.response = fcinfo->args[2];
 	idem_check_result(&result);
 	idem_check_size(idem_datum_size(note), "note");
 
@@ -544,7 +542,8 @@ idem_resolve(PG_FUNCTION_ARGS)
 	do
 	{
 		find_claim(&s);
-		if (s.status == status && same_result(&s, &result))
+		if (s.status == status && same_result(&s, &result) &&
+			idem_instant(&s.store.current, IDEM_COL_RETRY_AT) <= s.now)
 			PG_RETURN_DATUM(finish(&s, BoolGetDatum(false)));
 		if (s.status == IDEM_COMPLETED || s.status == IDEM_FAILED)
 			already_settled(&s);
@@ -554,12 +553,10 @@ idem_resolve(PG_FUNCTION_ARGS)
 		set_column(&s, IDEM_COL_RESOLVED_BY,
 				   CStringGetTextDatum(GetUserNameFromId(GetUserId(), false)));
 		set_argument(&s, IDEM_COL_NOTE, note);
-		open_own_claim = s.own_claim;
 	} while (!write_row(&s));
 
-	idem_xact_settled(open_own_claim);
-	log_resolution(&s, status == IDEM_COMPLETED ? "completed" :
-				   status == IDEM_FAILED ? "failed" : "retryable", note);
+	idem_xact_settled(s.own_claim);
+	log_resolution(&s, idem_status_name(status), note);
 	PG_RETURN_DATUM(finish(&s, BoolGetDatum(true)));
 }
 

@@ -12,6 +12,7 @@
 
 #include "utils/timestamp.h"
 
+#include "args.h"
 #include "state.h"
 
 /* The instant in a column; one that is null lies before all others. */
@@ -52,11 +53,24 @@ idem_status_at(const IdemStore *store, const IdemVersion *version, TimestampTz n
 	return status;
 }
 
-/* The ttl of the claim, which is stored in the interval's time alone. */
+/* The ttl of the claim, in microseconds. */
 int64
 idem_stored_ttl(const IdemVersion *version)
 {
-	return DatumGetIntervalP(idem_value(version, IDEM_COL_TTL))->time;
+	int64		ttl;
+
+	(void) idem_interval_duration(DatumGetIntervalP(idem_value(version, IDEM_COL_TTL)), &ttl);
+	return ttl;
+}
+
+/* The label of a status in SQL. */
+const char *
+idem_status_name(IdemStatus status)
+{
+	static const char *const names[IDEM_NSTATUS] =
+	{"processing", "completed", "failed", "retryable", "unknown"};
+
+	return names[status];
 }
 
 bool

@@ -23,6 +23,7 @@ typedef struct IdemVersion
 {
 	bool		exists;
 	bool		own;			/* written by this transaction */
+	bool		row_locked;		/* its xmax says something, a row lock at least */
 	TransactionId busy;			/* the other, unfinished transaction that made
 								 * (pending) or is changing (current) it */
 	TupleTableSlot *slot;		/* all columns deformed */
@@ -37,7 +38,9 @@ typedef struct IdemStore
 	LOCKMODE	lockmode;
 	bool		locked;			/* do we hold the key lock? */
 	bool		wrote;			/* have we changed the table? */
+	bool		reserved;		/* is the current version's row locked by us? */
 	LOCKTAG		tag;
+	uint64		hash;			/* of scope and key; set with the lock */
 	IdemVersion current;		/* committed, or this transaction's */
 	IdemVersion pending;		/* made by a transaction that has not ended */
 } IdemStore;
@@ -55,6 +58,7 @@ extern void idem_look_again(IdemStore *store);
 
 /* store_write.c */
 extern bool idem_insert(IdemStore *store, Datum *values, bool *nulls);
+extern TM_Result idem_reserve_row(IdemStore *store, LockTupleMode mode);
 extern TM_Result idem_update(IdemStore *store, Datum *values, bool *nulls);
 extern TM_Result idem_delete(IdemStore *store);
 extern void idem_await_version(IdemStore *store, IdemVersion *version);

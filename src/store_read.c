@@ -21,7 +21,7 @@
 
 #include "access/genam.h"
 #include "access/heapam.h"
-#include "access/relscan.h"
+#include "access/htup_details.h"
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "access/transam.h"
@@ -32,12 +32,12 @@
 #include "executor/tuptable.h"
 #include "miscadmin.h"
 #include "storage/bufmgr.h"
-#include "storage/lmgr.h"
 #include "storage/procarray.h"
 #include "utils/fmgroids.h"
 #include "utils/snapmgr.h"
 
 #include "compat.h"
+#include "state.h"
 #include "store.h"
 
 /* SQL's advisory locks bear 1 or 2 here. */
@@ -94,6 +94,7 @@ idem_lock_key(IdemStore *store)
 							   VARSIZE_ANY_EXHDR(name->scope), 0);
 	hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(name->key),
 							   VARSIZE_ANY_EXHDR(name->key), hash);
+	store->hash = hash;
 	SET_LOCKTAG_ADVISORY(store->tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash,
 						 IDEM_LOCK_SPACE);
 	(void) LockAcquire(&store->tag, ExclusiveLock, false, false);
@@ -110,11 +111,28 @@ idem_unlock_key(IdemStore *store)
 }
 
 /*
+ * Is it our key's row at all?  On a primary the scan's pin on the index page
+ * keeps VACUUM from giving the place of a dead row to another one; replay on a
+ * standby does not wait for pins of scans without an MVCC snapshot.
+ */
+static bool
+is_our_key(IdemStore *store, HeapTuple tuple)
+{
+	TupleDesc	desc = RelationGetDescr(store->rel);
+	bool		isnull;
+	Datum		scope = heap_getattr(tuple, IDEM_COL_SCOPE, desc, &isnull);
+	Datum		key = heap_getattr(tuple, IDEM_COL_KEY, desc, &isnull);
+
+	return idem_same_bytes(DatumGetTextPP(scope), store->name.scope) &&
+		idem_same_bytes(DatumGetTextPP(key), store->name.key);
+}
+
+/*
  * What HeapTupleSatisfiesDirty tells, without the hint bits it sets: is it our
  * own, which unfinished transaction stands behind it, and has that one already
- * replaced or deleted it.  The
- * order of the questions is its too: current, in progress, committed; a
- * transaction is in progress until after its commit is on record.
+ * replaced or deleted it.  The order of the questions is its too: current, in
+ * progress, committed; a transaction is in progress until after its commit is
+ * on record.
  */
 static VersionState
 judge_version(HeapTupleHeader header, bool *own, TransactionId *busy, bool *replaced)
@@ -196,6 +214,8 @@ look_along_chain(IdemStore *store, ItemPointer root)
 		bool		replaced;
 
 		first = false;
+		if (RecoveryInProgress() && !is_our_key(store, &tuple))
+			continue;
 		switch (judge_version(tuple.t_data, &own, &busy, &replaced))
 		{
 			case VERSION_DEAD:
@@ -204,6 +224,7 @@ look_along_chain(IdemStore *store, ItemPointer root)
 				keep_version(store, &store->current, &tuple, buffer);
 				store->current.own = own;
 				store->current.busy = busy;
+				store->current.row_locked = !(tuple.t_data->t_infomask & HEAP_XMAX_INVALID);
 				done = !TransactionIdIsValid(busy);
 				break;
 			case VERSION_PENDING:
@@ -224,12 +245,8 @@ look_along_chain(IdemStore *store, ItemPointer root)
 	return done;
 }
 
-/*
- * Looks at the key as it is now and fills in current and pending, either of
- * which may not exist.
- */
-void
-idem_look(IdemStore *store)
+static void
+scan_versions(IdemStore *store)
 {
 	ScanKeyData keys[2];
 	IndexScanDesc scan;
@@ -248,6 +265,29 @@ idem_look(IdemStore *store)
 		if (look_along_chain(store, tid))
 			break;
 	index_endscan(scan);
+}
+
+/*
+ * Looks at the key as it is now and fills in current and pending, either of
+ * which may not exist.
+ *
+ * A scan takes time.  If a transaction ends meanwhile, its new version may
+ * have been judged before and its old one after that: no row, then, but a
+ * pending version of nobody's, which another scan sees as it has become.
+ */
+void
+idem_look(IdemStore *store)
+{
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		scan_versions(store);
+	} while (!store->current.exists && store->pending.exists &&
+			 !TransactionIdIsInProgress(store->pending.busy));
+
+	/* Nobody is changing it: what seemed pending was not to be. */
+	if (store->current.exists && !TransactionIdIsValid(store->current.busy))
+		forget_version(&store->pending);
 
 	if (store->current.exists)
 		slot_getallattrs(store->current.slot);
@@ -258,8 +298,8 @@ idem_look(IdemStore *store)
 /*
  * Looks again where nothing was found, in a way that can't miss a row that is
  * being updated: with the key locked.  On a standby nobody else would take the
- * lock, so there it is only a second look; to be missed twice the row would
- * have to be updated twice.
+ * lock, so there it is only a second look, which is wrong only if the row is
+ * updated in the middle of both.
  */
 void
 idem_look_again(IdemStore *store)

@@ -4,9 +4,10 @@
  *	  Writing one key's row.
  *
  * Straight to the heap and its indexes, without SPI or a plan.  The caller
- * holds the key lock and has looked; nothing here waits for a transaction,
- * and what happened meanwhile is an answer (TM_Result, or false from an
- * insert), never an error.
+ * holds the key lock and has looked.  An insert, update or delete waits for no
+ * transaction, and what happened meanwhile is an answer (TM_Result, or false
+ * from an insert), never an error; who wants to wait lets the key lock go and
+ * calls idem_await_version or idem_await_row_lock.
  *
  * Indexes, constraints, column defaults and AFTER ROW triggers that somebody
  * added to the table are honoured.  They may be anybody's code, so they run
@@ -82,12 +83,13 @@ begin_write(Writer *w, IdemStore *store)
 }
 
 static void
-end_write(Writer *w, IdemStore *store)
+end_write(Writer *w, IdemStore *store, bool done)
 {
 	if (store->rel->trigdesc != NULL)
 	{
 		/* Triggers may take their time, and locks; not under the key's. */
-		idem_unlock_key(store);
+		if (done)
+			idem_unlock_key(store);
 		AfterTriggerEndQuery(w->estate);
 	}
 	ExecCloseIndices(w->rri);
@@ -113,7 +115,7 @@ fill_added_columns(Writer *w, Relation rel, Datum *values, bool *nulls)
 
 		values[i] = (Datum) 0;
 		nulls[i] = true;
-		if (att->attisdropped || !att->atthasdef)
+		if (att->attisdropped)
 			continue;
 		expr = build_column_default(rel, att->attnum);
 		if (expr != NULL)
@@ -131,6 +133,7 @@ make_row(Writer *w, IdemStore *store, Datum *values, bool *nulls)
 	memcpy(slot->tts_values, values, desc->natts * sizeof(Datum));
 	memcpy(slot->tts_isnull, nulls, desc->natts * sizeof(bool));
 	ExecStoreVirtualTuple(slot);
+	slot->tts_tableOid = RelationGetRelid(store->rel);
 	if (desc->constr != NULL)
 		ExecConstraints(w->rri, slot, w->estate);
 	return slot;
@@ -162,7 +165,7 @@ idem_insert(IdemStore *store, Datum *values, bool *nulls)
 	}
 	else if (store->rel->trigdesc != NULL)
 		ExecARInsertTriggers(w.estate, w.rri, slot, recheck, NULL);
-	end_write(&w, store);
+	end_write(&w, store, !conflict);
 	return !conflict;
 }
 
@@ -185,17 +188,29 @@ lock_row(IdemStore *store, LockTupleMode mode, LockWaitPolicy policy)
 	return result == TM_WouldBlock ? TM_BeingModified : result;
 }
 
-static TM_Result
-update_version(IdemStore *store, Writer *w, TupleTableSlot *slot, bool wait,
-			   IdemUpdateIndexes *indexes)
+/*
+ * Makes sure that no row lock is in the way of a write to the current version,
+ * which then may "wait" without doing so.  Where the look saw no lock there is
+ * nothing to do, since taking one is a WAL record; should one come in between,
+ * the write, which must not wait then, says so.  (Servers with assertions don't
+ * allow for that answer of heap_update, and take the lock always.)
+ */
+TM_Result
+idem_reserve_row(IdemStore *store, LockTupleMode mode)
 {
-	ItemPointerData tid = store->current.slot->tts_tid;
-	TM_FailureData failure;
-	LockTupleMode lockmode;
+	TM_Result	result = TM_Ok;
+	bool		needed = store->current.row_locked;
 
-	return table_tuple_update(store->rel, &tid, slot, w->estate->es_output_cid,
-							  InvalidSnapshot, InvalidSnapshot, wait,
-							  &failure, &lockmode, indexes);
+#ifdef USE_ASSERT_CHECKING
+	needed = true;
+#endif
+	store->reserved = false;
+	if (needed)
+	{
+		result = lock_row(store, mode, LockWaitSkip);
+		store->reserved = result == TM_Ok;
+	}
+	return result;
 }
 
 /* Replaces the current version; TM_BeingModified if another's row lock forbids. */
@@ -206,18 +221,19 @@ idem_update(IdemStore *store, Datum *values, bool *nulls)
 	Writer		w;
 	TupleTableSlot *slot;
 	IdemUpdateIndexes indexes = IDEM_NO_INDEXES;
-	TM_Result	result;
+	TM_FailureData failure;
+	LockTupleMode lockmode;
+	TM_Result	result = idem_reserve_row(store, LockTupleNoKeyExclusive);
+
+	if (result != TM_Ok)
+		return result;
 
 	begin_write(&w, store);
 	CheckCmdReplicaIdentity(store->rel, CMD_UPDATE);
 	slot = make_row(&w, store, values, nulls);
-	result = update_version(store, &w, slot, false, &indexes);
-	if (result == TM_BeingModified)
-	{
-		result = lock_row(store, LockTupleNoKeyExclusive, LockWaitSkip);
-		if (result == TM_Ok)
-			result = update_version(store, &w, slot, true, &indexes);
-	}
+	result = table_tuple_update(store->rel, &tid, slot, w.estate->es_output_cid,
+								InvalidSnapshot, InvalidSnapshot, store->reserved,
+								&failure, &lockmode, &indexes);
 	if (result == TM_Ok)
 	{
 		List	   *recheck = NIL;
@@ -229,18 +245,8 @@ idem_update(IdemStore *store, Datum *values, bool *nulls)
 		if (store->rel->trigdesc != NULL)
 			idem_after_update_triggers(w.estate, w.rri, &tid, slot, recheck);
 	}
-	end_write(&w, store);
+	end_write(&w, store, result == TM_Ok);
 	return result;
-}
-
-static TM_Result
-delete_version(IdemStore *store, Writer *w, bool wait)
-{
-	ItemPointerData tid = store->current.slot->tts_tid;
-	TM_FailureData failure;
-
-	return table_tuple_delete(store->rel, &tid, w->estate->es_output_cid,
-							  InvalidSnapshot, InvalidSnapshot, wait, &failure, false);
 }
 
 /* Deletes the current version; TM_BeingModified if another's row lock forbids. */
@@ -249,24 +255,24 @@ idem_delete(IdemStore *store)
 {
 	ItemPointerData tid = store->current.slot->tts_tid;
 	Writer		w;
-	TM_Result	result;
+	TM_FailureData failure;
+	TM_Result	result = idem_reserve_row(store, LockTupleExclusive);
+
+	if (result != TM_Ok)
+		return result;
 
 	begin_write(&w, store);
 	CheckCmdReplicaIdentity(store->rel, CMD_DELETE);
-	result = delete_version(store, &w, false);
-	if (result == TM_BeingModified)
-	{
-		result = lock_row(store, LockTupleExclusive, LockWaitSkip);
-		if (result == TM_Ok)
-			result = delete_version(store, &w, true);
-	}
+	result = table_tuple_delete(store->rel, &tid, w.estate->es_output_cid,
+								InvalidSnapshot, InvalidSnapshot, store->reserved,
+								&failure, false);
 	if (result == TM_Ok)
 	{
 		store->wrote = true;
 		if (store->rel->trigdesc != NULL)
 			idem_after_delete_triggers(w.estate, w.rri, &tid);
 	}
-	end_write(&w, store);
+	end_write(&w, store, result == TM_Ok);
 	return result;
 }
 

@@ -33,8 +33,16 @@ typedef struct Level
 
 static Level *level = NULL;		/* in TopTransactionContext */
 
-/* The first token this transaction drew; 0 = none yet. */
-static int64 first_token = 0;
+/* A claim this transaction has made, also one it has rolled back since. */
+typedef struct OwnClaim
+{
+	int64		token;
+	uint64		key;			/* hash, as in the key lock */
+} OwnClaim;
+
+static OwnClaim *claims = NULL; /* rising; in TopTransactionContext */
+static int	nclaims = 0;
+static int	maxclaims = 0;
 
 static Level *
 current_level(void)
@@ -52,23 +60,57 @@ current_level(void)
 	return level;
 }
 
-void
-idem_xact_claimed(int64 token)
+static int
+compare_claims(const void *a, const void *b)
 {
-	if (first_token == 0)
-		first_token = token;
+	const OwnClaim *ca = (const OwnClaim *) a;
+	const OwnClaim *cb = (const OwnClaim *) b;
+
+	if (ca->token != cb->token)
+		return ca->token < cb->token ? -1 : 1;
+	return ca->key < cb->key ? -1 : ca->key > cb->key;
+}
+
+void
+idem_xact_claimed(const IdemStore *store, int64 token)
+{
+	OwnClaim	claim = {token, store->hash};
+	int			i;
+
+	if (claims == NULL)
+	{
+		maxclaims = 8;
+		claims = MemoryContextAlloc(TopTransactionContext, maxclaims * sizeof(OwnClaim));
+	}
+	else if (nclaims == maxclaims)
+	{
+		claims = repalloc_huge(claims, maxclaims * 2 * sizeof(OwnClaim));
+		maxclaims *= 2;
+	}
+
+	/* Tokens are drawn from a sequence, so it nearly always goes to the end. */
+	for (i = nclaims; i > 0 && compare_claims(&claims[i - 1], &claim) > 0; i--)
+		claims[i] = claims[i - 1];
+	claims[i] = claim;
+	nclaims++;
+
 	current_level()->open_claims++;
 }
 
 /*
- * Was this claim made in this transaction?  Then the transaction wrote the
- * version, and its token is not older than the first one drawn here.
+ * Was the current version's claim made in this transaction?  One that was
+ * rolled back to a savepoint is in the list too, but its row is gone.
  */
 bool
-idem_xact_is_own_claim(const IdemVersion *version)
+idem_xact_is_own_claim(const IdemStore *store)
 {
-	return version->own && first_token != 0 &&
-		DatumGetInt64(idem_value(version, IDEM_COL_TOKEN)) >= first_token;
+	OwnClaim	claim;
+
+	if (!store->current.own || nclaims == 0)
+		return false;
+	claim.token = DatumGetInt64(idem_value(&store->current, IDEM_COL_TOKEN));
+	claim.key = store->hash;
+	return bsearch(&claim, claims, nclaims, sizeof(OwnClaim), compare_claims) != NULL;
 }
 
 void
@@ -100,7 +142,8 @@ at_transaction(XactEvent event, void *arg)
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:	/* which always is flushed */
 			level = NULL;
-			first_token = 0;
+			claims = NULL;
+			nclaims = 0;
 			break;
 		default:
 			break;
@@ -119,7 +162,10 @@ at_subtransaction(SubXactEvent event, SubTransactionId mySubid,
 		return;
 
 	if (event == SUBXACT_EVENT_ABORT_SUB)
+	{
 		level = ended->parent;
+		pfree(ended);
+	}
 	else if (ended->parent == NULL || ended->parent->nest < ended->nest - 1)
 		ended->nest--;			/* becomes what its parent did */
 	else

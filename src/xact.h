@@ -11,8 +11,8 @@
 #include "store.h"
 
 extern void idem_xact_init(void);
-extern void idem_xact_claimed(int64 token);
-extern bool idem_xact_is_own_claim(const IdemVersion *version);
+extern void idem_xact_claimed(const IdemStore *store, int64 token);
+extern bool idem_xact_is_own_claim(const IdemStore *store);
 extern void idem_xact_settled(bool own_claim);
 extern void idem_xact_changed(void);
 
