@@ -357,6 +357,9 @@ make_result(IdemStore *store, const Judgement *j, const Datum *row, const bool *
 
 #define COPY(out, column) \
 	(values[out] = row[(column) - 1], nulls[out] = row_nulls[(column) - 1])
+#define COPY_LONG(out, column) \
+	(nulls[out] = row_nulls[(column) - 1], \
+	 values[out] = nulls[out] ? (Datum) 0 : idem_fetch_long(row[(column) - 1]))
 
 	memset(nulls, true, sizeof(nulls));
 	values[IDEM_CLAIM_OUTCOME] = ObjectIdGetDatum(store->table->outcome[outcome]);
@@ -374,19 +377,20 @@ make_result(IdemStore *store, const Judgement *j, const Datum *row, const bool *
 		if (outcome == IDEM_OUT_CLAIMED)
 		{
 			COPY(IDEM_CLAIM_TOKEN, IDEM_COL_TOKEN);
-			COPY(IDEM_CLAIM_CHECKPOINT, IDEM_COL_CHECKPOINT);
-			COPY(IDEM_CLAIM_STATE, IDEM_COL_STATE);
+			COPY_LONG(IDEM_CLAIM_CHECKPOINT, IDEM_COL_CHECKPOINT);
+			COPY_LONG(IDEM_CLAIM_STATE, IDEM_COL_STATE);
 		}
 		else if (outcome != IDEM_OUT_PROCESSING)
 		{
 			COPY(IDEM_CLAIM_HTTP_STATUS, IDEM_COL_HTTP_STATUS);
-			COPY(IDEM_CLAIM_HEADERS, IDEM_COL_HEADERS);
-			COPY(IDEM_CLAIM_RESPONSE, IDEM_COL_RESPONSE);
-			COPY(IDEM_CLAIM_BODY, IDEM_COL_BODY);
+			COPY_LONG(IDEM_CLAIM_HEADERS, IDEM_COL_HEADERS);
+			COPY_LONG(IDEM_CLAIM_RESPONSE, IDEM_COL_RESPONSE);
+			COPY_LONG(IDEM_CLAIM_BODY, IDEM_COL_BODY);
 			COPY(IDEM_CLAIM_COMPLETED_AT, IDEM_COL_COMPLETED_AT);
 		}
 	}
 #undef COPY
+#undef COPY_LONG
 
 	return HeapTupleGetDatum(heap_form_tuple(store->table->claim_desc, values, nulls));
 }

@@ -41,6 +41,8 @@ make_row(IdemStore *store, TupleDesc desc)
 	{
 		values[i] = idem_value(row, shown[i]);
 		nulls[i] = idem_isnull(row, shown[i]);
+		if (!nulls[i] && TupleDescAttr(desc, i)->attlen == -1)
+			values[i] = idem_fetch_long(values[i]);
 	}
 	values[OUT_STATUS] = ObjectIdGetDatum(store->table->status[idem_status_at(store, row, now)]);
 	values[NSHOWN] = BoolGetDatum(!idem_is_live(row, now));

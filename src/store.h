@@ -56,6 +56,9 @@ extern void idem_unlock_key(IdemStore *store);
 extern void idem_look(IdemStore *store);
 extern void idem_look_again(IdemStore *store);
 
+/* store_toast.c */
+extern Datum idem_fetch_long(Datum datum);
+
 /* store_write.c */
 extern bool idem_insert(IdemStore *store, Datum *values, bool *nulls);
 extern TM_Result idem_reserve_row(IdemStore *store, LockTupleMode mode);

@@ -42,6 +42,9 @@ SELECT count(*) FROM generate_series(1, 8) i,
     LATERAL (SELECT outcome FROM idem_claim('w-open-' || i, '{"n": 1}')) g,
     LATERAL (SELECT idem_renew('w-held-' || i, token, '1 ms') FROM idem_claim('w-held-' || i, takeover => false)) h;
 DO $$ BEGIN PERFORM pg_sleep(0.01); END $$;
+-- Long results that share a page of the TOAST table with some that have gone
+SELECT count(idem_complete(k, token => token, body => pg_temp.noise(3992))) FROM generate_series(1, 9) i, unnest(ARRAY['w-gone-' || i, 'w-stays-' || i]) k, idem_claim(k);
+SELECT count(idem_forget('w-gone-' || i)) FROM generate_series(1, 9) i;
 
 -- That it would be noticed
 CALL pg_temp.measure('a claim', $$SELECT idem_claim('w-new-#')$$);
@@ -49,6 +52,7 @@ CALL pg_temp.measure('a claim', $$SELECT idem_claim('w-new-#')$$);
 CALL pg_temp.measure('replay', $$SELECT idem_claim('w-done-#', '{"n": 1}')$$);
 CALL pg_temp.measure('replay of 4 kB', $$SELECT idem_claim('w-4 kB-#')$$);
 CALL pg_temp.measure('replay of 100 kB', $$SELECT idem_claim('w-100 kB-#')$$);
+CALL pg_temp.measure('replay of 4 kB beside what has gone', $$SELECT idem_claim('w-stays-#')$$);
 CALL pg_temp.measure('failed', $$SELECT idem_claim('w-failed-#')$$);
 CALL pg_temp.measure('unknown', $$SELECT idem_claim('w-unknown-#')$$);
 CALL pg_temp.measure('held', $$SELECT idem_claim('w-held-#')$$);
