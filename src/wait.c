@@ -4,8 +4,10 @@
  *	  Waiting until a key may have changed.
  *
  * A sleep on the latch that starts at a millisecond and doubles up to 32, and
- * ends early at the end of the lease.  Nothing is held meanwhile, so a waiter
- * stands in nobody's way and leaves nothing behind when it is cancelled.
+ * ends early at the end of the lease.  Nothing is held meanwhile but what any
+ * statement holds, so a waiter stands in nobody's way and leaves nothing behind
+ * when it is cancelled.  How long it has waited is told by a clock that nobody
+ * sets.
  *
  *-------------------------------------------------------------------------
  */
@@ -15,7 +17,6 @@
 #include "storage/latch.h"
 #include "utils/timestamp.h"
 
-#include "args.h"
 #include "compat.h"
 #include "wait.h"
 
@@ -28,20 +29,28 @@
 void
 idem_wait_begin(IdemWait *wait, int64 duration)
 {
-	wait->start = GetCurrentTimestamp();
-	wait->deadline = duration == IDEM_FOREVER ? DT_NOEND : idem_later(wait->start, duration);
+	INSTR_TIME_SET_CURRENT(wait->start);
+	wait->duration = duration;
 	wait->pause = FIRST_PAUSE;
+}
+
+static int64
+elapsed(const IdemWait *wait)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	INSTR_TIME_SUBTRACT(now, wait->start);
+	return (int64) INSTR_TIME_GET_MICROSEC(now);
 }
 
 /* May no more time be spent, or with briefly: not even the little there is? */
 bool
 idem_wait_is_over(const IdemWait *wait, bool briefly)
 {
-	TimestampTz end = wait->deadline;
+	int64		limit = briefly ? Max(wait->duration, BRIEFLY) : wait->duration;
 
-	if (briefly)
-		end = Max(end, wait->start + BRIEFLY);
-	return end <= wait->start || end <= GetCurrentTimestamp();
+	return limit == 0 || elapsed(wait) >= limit;
 }
 
 void
@@ -54,8 +63,8 @@ idem_wait_pause(IdemWait *wait, TimestampTz lease_until)
 	if (wait_event == 0)
 		wait_event = idem_wait_event_new("IdempotencyKey");
 
-	if (wait->deadline > now)
-		pause = Min(pause, wait->deadline - now);
+	if (wait->duration > elapsed(wait))
+		pause = Min(pause, wait->duration - elapsed(wait));
 	if (lease_until > now)
 		pause = Min(pause, lease_until - now);
 	wait->pause = Min(wait->pause * 2, LONGEST_PAUSE);

@@ -11,12 +11,13 @@
 #include "postgres.h"
 
 #include "datatype/timestamp.h"
+#include "portability/instr_time.h"
 
 typedef struct IdemWait
 {
-	TimestampTz start;
-	TimestampTz deadline;
-	int64		pause;			/* the next one, in microseconds */
+	instr_time	start;
+	int64		duration;		/* all these in microseconds */
+	int64		pause;			/* the next one */
 } IdemWait;
 
 extern void idem_wait_begin(IdemWait *wait, int64 duration);
