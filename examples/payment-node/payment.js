@@ -27,7 +27,7 @@ async function claimKey(db, orderId, step, request, { leaseMs = 60_000, waitMs =
 function answerOf({ key, outcome, response, retry_after: retryAfter }) {
   switch (outcome) {
     case 'completed': return response;
-    case 'failed': throw new Declined(response.code);
+    case 'failed': throw new Declined(response?.code);
     case 'mismatch': throw new KeyReused(`${key} was used for another request`);
     default: // processing, retryable; unknown, which waits for idem_resolve() and has no retryAfter
       throw Object.assign(new TryLater(`${key} is ${outcome}`), { outcome, retryAfter });
