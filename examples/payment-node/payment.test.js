@@ -112,7 +112,8 @@ test('lease: many clients, one charge, one receipt', async (t) => {
   const receipts = await together(() => chargePayment(pool, provider.charge, order));
   for (const receipt of receipts) assert.deepEqual(receipt, receipts[0]);
   assert.equal(provider.calls, 1);
-  assert.equal(provider.charges.size, 1);
+  const uuid = await one('SELECT idem_uuid(idem_key($1, $2))', order.id, 'ChargePayment');
+  assert.deepEqual([...provider.charges.keys()], [uuid]);
   await assert.rejects(chargePayment(pool, provider.charge, { ...order, amount: 1 }), KeyReused);
 });
 
