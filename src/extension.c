@@ -293,7 +293,7 @@ check_kind(Relation rel)
 		altered("It is a partition.");
 	if (rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
 		altered("It is unlogged, so a crash would forget which requests have run.");
-	if (rel->rd_rel->relhasrules)
+	if (rel->rd_rules != NULL)	/* relhasrules outlives the last one */
 		altered("It has a rule.");
 }
 

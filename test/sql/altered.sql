@@ -333,3 +333,10 @@ DROP ROLE regress_idem_app;
 -- Dropped columns are all that is left of it.
 DROP EXTENSION idempotency;
 CREATE EXTENSION idempotency;
+
+--
+-- A rule that has been dropped is no rule (the catalog's flag stays a while)
+--
+CREATE RULE regress_idem_rule AS ON INSERT TO idempotency_keys DO ALSO NOTHING;
+DROP RULE regress_idem_rule ON idempotency_keys;
+SELECT outcome FROM idem_claim('after a rule');
