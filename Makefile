@@ -11,6 +11,7 @@ REGRESS_OPTS = --inputdir=test --load-extension=idempotency
 ISOLATION = $(sort $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/isolation/specs/*.spec)))
 ISOLATION_OPTS = --inputdir=test/isolation --load-extension=idempotency
 TAP_TESTS = 1
+PROVE_TESTS = $(wildcard test/t/*.pl)
 
 PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers
 
