@@ -387,6 +387,13 @@ idem_open_table(LOCKMODE lockmode, Relation *rel)
 	}
 }
 
+/* The label of a status in SQL. */
+const char *
+idem_status_name(IdemStatus status)
+{
+	return status_labels[status];
+}
+
 IdemStatus
 idem_status_of(const IdemTable *table, Oid value)
 {

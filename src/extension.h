@@ -82,6 +82,7 @@ typedef struct IdemTable
 extern void idem_extension_init(void);
 extern bool idem_find_extension(Oid *extension, Oid *schema);
 extern const IdemTable *idem_open_table(LOCKMODE lockmode, Relation *rel);
+extern const char *idem_status_name(IdemStatus status);
 extern IdemStatus idem_status_of(const IdemTable *table, Oid value);
 
 #endif							/* IDEM_EXTENSION_H */

@@ -63,16 +63,6 @@ idem_stored_ttl(const IdemVersion *version)
 	return ttl;
 }
 
-/* The label of a status in SQL. */
-const char *
-idem_status_name(IdemStatus status)
-{
-	static const char *const names[IDEM_NSTATUS] =
-	{"processing", "completed", "failed", "retryable", "unknown"};
-
-	return names[status];
-}
-
 bool
 idem_same_bytes(const struct varlena *a, const struct varlena *b)
 {

@@ -15,7 +15,6 @@ extern bool idem_is_live(const IdemVersion *version, TimestampTz now);
 extern IdemStatus idem_status(const IdemStore *store, const IdemVersion *version);
 extern IdemStatus idem_status_at(const IdemStore *store, const IdemVersion *version,
 								 TimestampTz now);
-extern const char *idem_status_name(IdemStatus status);
 extern int64 idem_stored_ttl(const IdemVersion *version);
 extern bool idem_same_bytes(const struct varlena *a, const struct varlena *b);
 
