@@ -137,7 +137,9 @@ altered(const char *detail)
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			 errmsg("table \"%s\" is not as extension \"%s\" made it", IDEM_TABLE, IDEM_EXTENSION),
 			 errdetail_internal("%s", detail),
-			 errhint("Undo the change, or move the rows to a table of a newly created extension.")));
+			 errhint("Undo the change, or move the rows to a table of a newly created extension. "
+					 "If nothing was changed, this session runs a library of another version: connect again, "
+					 "or restart a server that preloads it.")));
 }
 
 /* Sets the OIDs by name. */

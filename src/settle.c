@@ -5,7 +5,7 @@
  *	  row, by an administrator: resolve, forget.
  *
  * They all go one way: take the key lock, look, see that the claim is there
- * and the caller's (find_claim), decide, write.  If the row changed under the
+ * and the caller's (find_row), decide, write.  If the row changed under the
  * decision, from the start again.  A transaction that is changing the row is
  * waited for, without the key lock, as an UPDATE would.
  *
@@ -24,10 +24,18 @@
 #include "store.h"
 #include "xact.h"
 
+/* What a call may be applied to. */
+typedef enum Access
+{
+	OWNERS_CLAIM,				/* a live row whose token the caller has */
+	LIVE_ROW,
+	ANY_ROW						/* or none */
+} Access;
+
 typedef struct Settlement
 {
 	IdemStore	store;
-	bool		check_token;
+	Access		access;
 	NullableDatum token;
 	TimestampTz now;
 	bool		own_claim;		/* open, and made in this transaction */
@@ -116,9 +124,10 @@ check_token(const Settlement *s)
 }
 
 static void
-begin(Settlement *s, const char *function, IdemKey name)
+begin(Settlement *s, const char *function, IdemKey name, Access access)
 {
 	memset(s, 0, sizeof(*s));
+	s->access = access;
 	idem_require_writable(function);
 	idem_open(&s->store, &name, RowExclusiveLock);
 }
@@ -126,8 +135,7 @@ begin(Settlement *s, const char *function, IdemKey name)
 static void
 begin_with_token(Settlement *s, const char *function, IdemKey name, NullableDatum token)
 {
-	begin(s, function, name);
-	s->check_token = true;
+	begin(s, function, name, OWNERS_CLAIM);
 	s->token = token;
 }
 
@@ -150,11 +158,12 @@ load_row(Settlement *s)
 }
 
 /*
- * Finds the live row, and the token right where one is asked for; raises
- * IK404 or IK410 otherwise.  Returns with the key lock held.
+ * Finds the row, once nobody else is changing it; raises IK404 or IK410 where
+ * the caller may not do this to it.  False if there is none and none needed.
+ * Returns with the key lock held.
  */
-static void
-find_claim(Settlement *s)
+static bool
+find_row(Settlement *s)
 {
 	for (;;)
 	{
@@ -162,32 +171,40 @@ find_claim(Settlement *s)
 		idem_lock_key(&s->store);
 		idem_look(&s->store);
 		s->now = GetCurrentTimestamp();
-		if (!idem_is_live(&s->store.current, s->now))
+		if (s->access != ANY_ROW && !idem_is_live(&s->store.current, s->now))
 			no_live_claim(s);
-		if (s->check_token)
+		if (!s->store.current.exists)
+			return false;
+		if (s->access == OWNERS_CLAIM)
 			check_token(s);
 		if (!TransactionIdIsValid(s->store.current.busy))
 			break;
 		idem_await_version(&s->store, &s->store.current);
 	}
 	load_row(s);
+	return true;
 }
 
-/* Writes the changed row; false if it has to be found and decided on again. */
+/*
+ * What became of a write; false if the row has to be found and decided on
+ * again.  Another's row lock is waited for, without the key lock.
+ */
+static bool
+is_written(Settlement *s, TM_Result result, LockTupleMode mode)
+{
+	if (result == TM_Ok)
+		return true;
+	if (result == TM_BeingModified)
+		idem_await_row_lock(&s->store, mode);
+	else
+		idem_unlock_key(&s->store);
+	return false;
+}
+
 static bool
 write_row(Settlement *s)
 {
-	switch (idem_update(&s->store, s->values, s->nulls))
-	{
-		case TM_Ok:
-			return true;
-		case TM_BeingModified:
-			idem_await_row_lock(&s->store, LockTupleNoKeyExclusive);
-			return false;
-		default:
-			idem_unlock_key(&s->store);
-			return false;
-	}
+	return is_written(s, idem_update(&s->store, s->values, s->nulls), LockTupleNoKeyExclusive);
 }
 
 /* Nothing to write after all. */
@@ -276,7 +293,7 @@ settle(Settlement *s, IdemStatus status, const IdemResult *result, int64 ttl, in
 	{
 		TimestampTz retry_at = DT_NOBEGIN;
 
-		find_claim(s);
+		(void) find_row(s);
 		if (s->status != IDEM_PROCESSING)
 		{
 			if (s->status != status || !same_result(s, result))
@@ -294,6 +311,20 @@ settle(Settlement *s, IdemStatus status, const IdemResult *result, int64 ttl, in
 
 	idem_xact_settled(s->own_claim);
 	return true;
+}
+
+/* The arguments of a result; headers and body follow http_status. */
+static IdemResult
+arg_result(FunctionCallInfo fcinfo, int response, int http_status)
+{
+	IdemResult	result;
+
+	result.response = fcinfo->args[response];
+	result.http_status = fcinfo->args[http_status];
+	result.headers = fcinfo->args[http_status + 1];
+	result.body = fcinfo->args[http_status + 2];
+	idem_check_result(&result);
+	return result;
 }
 
 /*
@@ -314,12 +345,8 @@ idem_complete(PG_FUNCTION_ARGS)
 	IdemResult	result;
 	int64		ttl;
 
-	result.response = fcinfo->args[1];
-	result.http_status = fcinfo->args[4];
-	result.headers = fcinfo->args[5];
-	result.body = fcinfo->args[6];
+	result = arg_result(fcinfo, 1, 4);
 	ttl = idem_arg_duration(fcinfo, 7, "ttl", false);
-	idem_check_result(&result);
 
 	begin_with_token(&s, "idem_complete()", name, fcinfo->args[2]);
 	PG_RETURN_DATUM(finish(&s, BoolGetDatum(settle(&s, IDEM_COMPLETED, &result, ttl, 0))));
@@ -364,13 +391,9 @@ idem_fail(PG_FUNCTION_ARGS)
 				(errcode(IDEM_ERRCODE_BAD_INPUT),
 				 errmsg("disposition must not be null"),
 				 errhint("Pass 'final', 'retry' or 'unknown'.")));
-	result.response = fcinfo->args[1];
-	result.http_status = fcinfo->args[6];
-	result.headers = fcinfo->args[7];
-	result.body = fcinfo->args[8];
+	result = arg_result(fcinfo, 1, 6);
 	retry_after = idem_arg_duration(fcinfo, 5, "retry_after", true);
 	ttl = idem_arg_duration(fcinfo, 9, "ttl", false);
-	idem_check_result(&result);
 
 	begin_with_token(&s, "idem_fail()", name, fcinfo->args[2]);
 	disposition = disposition_of(&s.store, PG_GETARG_OID(4));
@@ -382,7 +405,7 @@ idem_fail(PG_FUNCTION_ARGS)
 static void
 find_open_claim(Settlement *s)
 {
-	find_claim(s);
+	(void) find_row(s);
 	if (s->status != IDEM_PROCESSING)
 		already_settled(s);
 }
@@ -537,11 +560,11 @@ idem_resolve(PG_FUNCTION_ARGS)
 	idem_check_result(&result);
 	idem_check_size(idem_datum_size(note), "note");
 
-	begin(&s, "idem_resolve()", name);
+	begin(&s, "idem_resolve()", name, LIVE_ROW);
 	status = arg_resolution(&s, fcinfo, 1);
 	do
 	{
-		find_claim(&s);
+		(void) find_row(&s);
 		if (s.status == status && same_result(&s, &result) &&
 			idem_instant(&s.store.current, IDEM_COL_RETRY_AT) <= s.now)
 			PG_RETURN_DATUM(finish(&s, BoolGetDatum(false)));
@@ -575,30 +598,12 @@ idem_forget(PG_FUNCTION_ARGS)
 	Settlement	s;
 	IdemKey		name = idem_arg_key(fcinfo, 0, 1);
 
-	begin(&s, "idem_forget()", name);
-	for (;;)
+	begin(&s, "idem_forget()", name, ANY_ROW);
+	do
 	{
-		TM_Result	result;
-
-		CHECK_FOR_INTERRUPTS();
-		idem_lock_key(&s.store);
-		idem_look(&s.store);
-		if (!s.store.current.exists)
+		if (!find_row(&s))
 			PG_RETURN_DATUM(finish(&s, BoolGetDatum(false)));
-		if (TransactionIdIsValid(s.store.current.busy))
-		{
-			idem_await_version(&s.store, &s.store.current);
-			continue;
-		}
-		load_row(&s);
-		result = idem_delete(&s.store);
-		if (result == TM_Ok)
-			break;
-		if (result == TM_BeingModified)
-			idem_await_row_lock(&s.store, LockTupleExclusive);
-		else
-			idem_unlock_key(&s.store);
-	}
+	} while (!is_written(&s, idem_delete(&s.store), LockTupleExclusive));
 	idem_xact_settled(s.own_claim);
 	PG_RETURN_DATUM(finish(&s, BoolGetDatum(true)));
 }

@@ -13,6 +13,7 @@
  */
 #include "postgres.h"
 
+#include "access/xlog.h"
 #include "miscadmin.h"
 #include "storage/latch.h"
 #include "utils/timestamp.h"
@@ -26,11 +27,15 @@
 /* How long a claim looks again for a row that is just being deleted. */
 #define BRIEFLY			INT64CONST(100000)
 
+/*
+ * A standby is no place to wait in: the statement's snapshot holds up the
+ * replay that would bring what we wait for, and a recovery conflict ends it.
+ */
 void
 idem_wait_begin(IdemWait *wait, int64 duration)
 {
 	INSTR_TIME_SET_CURRENT(wait->start);
-	wait->duration = duration;
+	wait->duration = RecoveryInProgress() ? 0 : duration;
 	wait->pause = FIRST_PAUSE;
 }
 
