@@ -10,13 +10,13 @@
 : "${work=}" "${tree=}" "${server=}"
 
 # as_owner COMMAND...: the server refuses to run as root, so root's part of the
-# work is done by user postgres.  Descriptor 9 is the caller's lock, which a
-# server that outlives the caller must not hold on to.
+# work is done by user postgres.  Descriptor 9 is the caller's lock, 3 its
+# output; a server that outlives the caller must not hold on to either.
 as_owner() {
     if is_root; then
-        runuser -u postgres -- env HOME="$work" "$@" 9<&-
+        runuser -u postgres -- env HOME="$work" "$@" 3>&- 9<&-
     else
-        "$@" 9<&-
+        "$@" 3>&- 9<&-
     fi
 }
 
@@ -85,6 +85,7 @@ server_stop() {
 # to give back a buffer, a snapshot, a cache entry or a lock.
 server_faults() {
     grep -E -e 'PANIC:|TRAP:|terminated by signal|problem in alloc set' \
-        -e 'WARNING: .*( leak|was not closed|non-empty SPI stack|don.t own a lock)' \
+        -e 'WARNING: .*( leak|not closed|non-empty SPI stack|don.t own a lock)' \
+        -e 'WARNING: .*(snapshot .* still active|snapshots seem to remain)' \
         -e 'cache lookup failed|could not open relation with OID' "$server/log" || true
 }
