@@ -52,6 +52,11 @@ idem_find_setting(const char *name)
 }
 #endif
 
+/* 15 wants shared memory to be asked for in a hook. */
+#if PG_VERSION_NUM >= 150000
+#define IDEM_HAS_SHMEM_REQUEST_HOOK
+#endif
+
 /* 15 tells why a digest could not be computed. */
 #if PG_VERSION_NUM >= 150000
 #define idem_hash_error(context) pg_cryptohash_error(context)

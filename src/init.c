@@ -12,6 +12,7 @@
 
 #include "extension.h"
 #include "settings.h"
+#include "waiters.h"
 #include "xact.h"
 
 PG_MODULE_MAGIC;
@@ -24,4 +25,5 @@ _PG_init(void)
 	idem_define_settings();
 	idem_extension_init();
 	idem_xact_init();
+	idem_waiters_init();
 }

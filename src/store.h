@@ -26,9 +26,13 @@ typedef struct IdemVersion
 	bool		row_locked;		/* its xmax says something, a row lock at least */
 	TransactionId busy;			/* the other, unfinished transaction that made
 								 * (pending) or is changing (current) it */
-	TupleTableSlot *slot;		/* all columns deformed */
+	TupleTableSlot *slot;		/* all columns deformed; kept for the next look */
 } IdemVersion;
 
+/*
+ * An open table and one key of it; idem_select() turns to another key.  What
+ * is needed for every key alike is made once, when it is first needed.
+ */
 typedef struct IdemStore
 {
 	IdemKey		name;
@@ -36,11 +40,14 @@ typedef struct IdemStore
 	Relation	rel;
 	Relation	index;
 	LOCKMODE	lockmode;
+	MemoryContext context;		/* that of idem_open()'s caller */
+	struct IndexScanDescData *scan;
+	struct IdemWriter *writer;
 	bool		locked;			/* do we hold the key lock? */
 	bool		wrote;			/* have we changed the table? */
 	bool		reserved;		/* is the current version's row locked by us? */
 	LOCKTAG		tag;
-	uint64		hash;			/* of scope and key; set with the lock */
+	uint64		hash;			/* of scope and key; 0: not known yet */
 	IdemVersion current;		/* committed, or this transaction's */
 	IdemVersion pending;		/* made by a transaction that has not ended */
 } IdemStore;
@@ -50,7 +57,9 @@ typedef struct IdemStore
 
 /* store_read.c */
 extern void idem_open(IdemStore *store, const IdemKey *name, LOCKMODE lockmode);
+extern void idem_select(IdemStore *store, const IdemKey *name);
 extern void idem_close(IdemStore *store);
+extern uint64 idem_key_hash(IdemStore *store);
 extern void idem_lock_key(IdemStore *store);
 extern void idem_unlock_key(IdemStore *store);
 extern void idem_look(IdemStore *store);
@@ -60,6 +69,7 @@ extern void idem_look_again(IdemStore *store);
 extern Datum idem_fetch_long(Datum datum);
 
 /* store_write.c */
+extern void idem_writer_end(IdemStore *store);
 extern bool idem_insert(IdemStore *store, Datum *values, bool *nulls);
 extern TM_Result idem_reserve_row(IdemStore *store, LockTupleMode mode);
 extern TM_Result idem_update(IdemStore *store, Datum *values, bool *nulls);

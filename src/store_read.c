@@ -56,12 +56,35 @@ idem_open(IdemStore *store, const IdemKey *name, LOCKMODE lockmode)
 	memset(store, 0, sizeof(*store));
 	store->name = *name;
 	store->lockmode = lockmode;
+	store->context = CurrentMemoryContext;
 	store->table = idem_open_table(lockmode, &store->rel);
 	store->index = index_open(store->table->pkey, lockmode);
 }
 
 static void
 forget_version(IdemVersion *version)
+{
+	TupleTableSlot *slot = version->slot;
+
+	if (slot != NULL)
+		ExecClearTuple(slot);
+	memset(version, 0, sizeof(*version));
+	version->slot = slot;
+}
+
+/* Turns to another key. */
+void
+idem_select(IdemStore *store, const IdemKey *name)
+{
+	idem_unlock_key(store);
+	forget_version(&store->current);
+	forget_version(&store->pending);
+	store->name = *name;
+	store->hash = 0;
+}
+
+static void
+drop_slot(IdemVersion *version)
 {
 	if (version->slot != NULL)
 		ExecDropSingleTupleTableSlot(version->slot);
@@ -78,23 +101,40 @@ idem_close(IdemStore *store)
 	LOCKMODE	release = store->wrote ? NoLock : store->lockmode;
 
 	idem_unlock_key(store);
-	forget_version(&store->current);
-	forget_version(&store->pending);
+	drop_slot(&store->current);
+	drop_slot(&store->pending);
+	if (store->writer != NULL)
+		idem_writer_end(store);
+	if (store->scan != NULL)
+		index_endscan(store->scan);
 	index_close(store->index, release);
 	table_close(store->rel, release);
+}
+
+/* Never 0. */
+uint64
+idem_key_hash(IdemStore *store)
+{
+	const IdemKey *name = &store->name;
+
+	if (store->hash == 0)
+	{
+		uint64		hash;
+
+		hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(name->scope),
+								   VARSIZE_ANY_EXHDR(name->scope), 0);
+		hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(name->key),
+								   VARSIZE_ANY_EXHDR(name->key), hash);
+		store->hash = hash != 0 ? hash : 1;
+	}
+	return store->hash;
 }
 
 void
 idem_lock_key(IdemStore *store)
 {
-	const IdemKey *name = &store->name;
-	uint64		hash;
+	uint64		hash = idem_key_hash(store);
 
-	hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(name->scope),
-							   VARSIZE_ANY_EXHDR(name->scope), 0);
-	hash = hash_bytes_extended((const unsigned char *) VARDATA_ANY(name->key),
-							   VARSIZE_ANY_EXHDR(name->key), hash);
-	store->hash = hash;
 	SET_LOCKTAG_ADVISORY(store->tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash,
 						 IDEM_LOCK_SPACE);
 	(void) LockAcquire(&store->tag, ExclusiveLock, false, false);
@@ -183,8 +223,13 @@ keep_version(IdemStore *store, IdemVersion *version, HeapTuple tuple, Buffer buf
 	BufferHeapTupleTableSlot *slot;
 
 	if (version->slot == NULL)
+	{
+		MemoryContext old = MemoryContextSwitchTo(store->context);
+
 		version->slot = MakeSingleTupleTableSlot(RelationGetDescr(store->rel),
 												 &TTSOpsBufferHeapTuple);
+		MemoryContextSwitchTo(old);
+	}
 	slot = (BufferHeapTupleTableSlot *) version->slot;
 	slot->base.tupdata = *tuple;
 	ExecStoreBufferHeapTuple(&slot->base.tupdata, version->slot, buffer);
@@ -245,11 +290,20 @@ look_along_chain(IdemStore *store, ItemPointer root)
 	return done;
 }
 
+static IndexScanDesc
+begin_scan(IdemStore *store)
+{
+	MemoryContext old = MemoryContextSwitchTo(store->context);
+	IndexScanDesc scan = idem_index_beginscan(store->rel, store->index, SnapshotAny, 2);
+
+	MemoryContextSwitchTo(old);
+	return scan;
+}
+
 static void
 scan_versions(IdemStore *store)
 {
 	ScanKeyData keys[2];
-	IndexScanDesc scan;
 	ItemPointer tid;
 
 	forget_version(&store->current);
@@ -259,12 +313,15 @@ scan_versions(IdemStore *store)
 						   C_COLLATION_OID, F_TEXTEQ, PointerGetDatum(store->name.scope));
 	ScanKeyEntryInitialize(&keys[1], 0, 2, BTEqualStrategyNumber, InvalidOid,
 						   C_COLLATION_OID, F_TEXTEQ, PointerGetDatum(store->name.key));
-	scan = idem_index_beginscan(store->rel, store->index, SnapshotAny, 2);
-	index_rescan(scan, keys, 2, NULL, 0);
-	while ((tid = index_getnext_tid(scan, ForwardScanDirection)) != NULL)
+	if (store->scan == NULL)
+		store->scan = begin_scan(store);
+	index_rescan(store->scan, keys, 2, NULL, 0);
+	while ((tid = index_getnext_tid(store->scan, ForwardScanDirection)) != NULL)
 		if (look_along_chain(store, tid))
 			break;
-	index_endscan(scan);
+
+	/* Lets go of the index page, which VACUUM may be waiting for. */
+	index_rescan(store->scan, NULL, 0, NULL, 0);
 }
 
 /*

@@ -31,20 +31,21 @@
 
 #include "compat.h"
 #include "store.h"
+#include "xact.h"
 
-/* What one write needs of the executor. */
-typedef struct Writer
+/* What writes need of the executor, and the caller's identity during one. */
+typedef struct IdemWriter
 {
 	EState	   *estate;
 	ResultRelInfo *rri;
-	bool		as_owner;
+	TupleTableSlot *slot;		/* the new row */
 	Oid			save_userid;
 	int			save_sec_context;
 	int			save_nestlevel;
-} Writer;
+} IdemWriter;
 
 static void
-enter_owner(Writer *w, Relation rel)
+enter_owner(IdemWriter *w, Relation rel)
 {
 	GetUserIdAndSecContext(&w->save_userid, &w->save_sec_context);
 	SetUserIdAndSecContext(rel->rd_rel->relowner,
@@ -55,36 +56,69 @@ enter_owner(Writer *w, Relation rel)
 }
 
 static void
-leave_owner(Writer *w)
+leave_owner(IdemWriter *w)
 {
 	AtEOXact_GUC(false, w->save_nestlevel);
 	SetUserIdAndSecContext(w->save_userid, w->save_sec_context);
 }
 
-static void
-begin_write(Writer *w, IdemStore *store)
+static IdemWriter *
+make_writer(IdemStore *store)
 {
-	Assert(store->locked);
-
-	w->as_owner = store->table->foreign_code;
-	if (w->as_owner)
-		enter_owner(w, store->rel);
+	MemoryContext old = MemoryContextSwitchTo(store->context);
+	IdemWriter *w = palloc0(sizeof(IdemWriter));
 
 	w->estate = CreateExecutorState();
-	w->estate->es_output_cid = GetCurrentCommandId(true);
 	w->rri = makeNode(ResultRelInfo);
 	InitResultRelInfo(w->rri, store->rel, 0, NULL, 0);
 	ExecOpenIndices(w->rri, false);
 	if (store->rel->trigdesc != NULL)
-	{
 		w->estate->es_opened_result_relations = list_make1(w->rri);
+	w->slot = ExecInitExtraTupleSlot(w->estate, RelationGetDescr(store->rel), &TTSOpsVirtual);
+	MemoryContextSwitchTo(old);
+	return w;
+}
+
+void
+idem_writer_end(IdemStore *store)
+{
+	IdemWriter *w = store->writer;
+
+	ExecCloseIndices(w->rri);
+	ExecResetTupleTable(w->estate->es_tupleTable, false);
+	FreeExecutorState(w->estate);
+	pfree(w);
+	store->writer = NULL;
+}
+
+static IdemWriter *
+begin_write(IdemStore *store)
+{
+	IdemWriter *w;
+
+	Assert(store->locked);
+
+	if (store->writer == NULL)
+		store->writer = make_writer(store);
+	w = store->writer;
+	w->estate->es_output_cid = GetCurrentCommandId(true);
+	if (store->table->foreign_code)
+		enter_owner(w, store->rel);
+	if (store->rel->trigdesc != NULL)
 		AfterTriggerBeginQuery();
-	}
+	return w;
 }
 
 static void
-end_write(Writer *w, IdemStore *store, bool done)
+end_write(IdemStore *store, bool done)
 {
+	IdemWriter *w = store->writer;
+
+	if (done)
+	{
+		store->wrote = true;
+		idem_xact_touched(store);
+	}
 	if (store->rel->trigdesc != NULL)
 	{
 		/* Triggers may take their time, and locks; not under the key's. */
@@ -92,10 +126,9 @@ end_write(Writer *w, IdemStore *store, bool done)
 			idem_unlock_key(store);
 		AfterTriggerEndQuery(w->estate);
 	}
-	ExecCloseIndices(w->rri);
-	ExecResetTupleTable(w->estate->es_tupleTable, false);
-	FreeExecutorState(w->estate);
-	if (w->as_owner)
+	ExecClearTuple(w->slot);
+	ResetPerTupleExprContext(w->estate);
+	if (store->table->foreign_code)
 		leave_owner(w);
 
 	/* What follows in this statement may see, and change, what we wrote. */
@@ -104,7 +137,7 @@ end_write(Writer *w, IdemStore *store, bool done)
 
 /* Columns somebody added to the table get their default. */
 static void
-fill_added_columns(Writer *w, Relation rel, Datum *values, bool *nulls)
+fill_added_columns(IdemWriter *w, Relation rel, Datum *values, bool *nulls)
 {
 	TupleDesc	desc = RelationGetDescr(rel);
 
@@ -125,10 +158,10 @@ fill_added_columns(Writer *w, Relation rel, Datum *values, bool *nulls)
 }
 
 static TupleTableSlot *
-make_row(Writer *w, IdemStore *store, Datum *values, bool *nulls)
+make_row(IdemWriter *w, IdemStore *store, Datum *values, bool *nulls)
 {
 	TupleDesc	desc = RelationGetDescr(store->rel);
-	TupleTableSlot *slot = ExecInitExtraTupleSlot(w->estate, desc, &TTSOpsVirtual);
+	TupleTableSlot *slot = w->slot;
 
 	memcpy(slot->tts_values, values, desc->natts * sizeof(Datum));
 	memcpy(slot->tts_isnull, nulls, desc->natts * sizeof(bool));
@@ -146,17 +179,16 @@ make_row(Writer *w, IdemStore *store, Datum *values, bool *nulls)
 bool
 idem_insert(IdemStore *store, Datum *values, bool *nulls)
 {
-	Writer		w;
+	IdemWriter *w = begin_write(store);
 	TupleTableSlot *slot;
 	List	   *recheck = NIL;
 	bool		conflict = false;
 
-	begin_write(&w, store);
-	fill_added_columns(&w, store->rel, values, nulls);
-	slot = make_row(&w, store, values, nulls);
+	fill_added_columns(w, store->rel, values, nulls);
+	slot = make_row(w, store, values, nulls);
 	store->wrote = true;
-	table_tuple_insert(store->rel, slot, w.estate->es_output_cid, 0, NULL);
-	recheck = idem_insert_index_tuples(w.rri, slot, w.estate, false, true, &conflict,
+	table_tuple_insert(store->rel, slot, w->estate->es_output_cid, 0, NULL);
+	recheck = idem_insert_index_tuples(w->rri, slot, w->estate, false, true, &conflict,
 									   list_make1_oid(store->table->pkey), IDEM_ALL_INDEXES);
 	if (conflict)
 	{
@@ -164,8 +196,8 @@ idem_insert(IdemStore *store, Datum *values, bool *nulls)
 		simple_heap_delete(store->rel, &slot->tts_tid);
 	}
 	else if (store->rel->trigdesc != NULL)
-		ExecARInsertTriggers(w.estate, w.rri, slot, recheck, NULL);
-	end_write(&w, store, !conflict);
+		ExecARInsertTriggers(w->estate, w->rri, slot, recheck, NULL);
+	end_write(store, !conflict);
 	return !conflict;
 }
 
@@ -218,7 +250,7 @@ TM_Result
 idem_update(IdemStore *store, Datum *values, bool *nulls)
 {
 	ItemPointerData tid = store->current.slot->tts_tid;
-	Writer		w;
+	IdemWriter *w;
 	TupleTableSlot *slot;
 	IdemUpdateIndexes indexes = IDEM_NO_INDEXES;
 	TM_FailureData failure;
@@ -228,24 +260,23 @@ idem_update(IdemStore *store, Datum *values, bool *nulls)
 	if (result != TM_Ok)
 		return result;
 
-	begin_write(&w, store);
+	w = begin_write(store);
 	CheckCmdReplicaIdentity(store->rel, CMD_UPDATE);
-	slot = make_row(&w, store, values, nulls);
-	result = table_tuple_update(store->rel, &tid, slot, w.estate->es_output_cid,
+	slot = make_row(w, store, values, nulls);
+	result = table_tuple_update(store->rel, &tid, slot, w->estate->es_output_cid,
 								InvalidSnapshot, InvalidSnapshot, store->reserved,
 								&failure, &lockmode, &indexes);
 	if (result == TM_Ok)
 	{
 		List	   *recheck = NIL;
 
-		store->wrote = true;
 		if (indexes != IDEM_NO_INDEXES)
-			recheck = idem_insert_index_tuples(w.rri, slot, w.estate, true, false, NULL, NIL,
+			recheck = idem_insert_index_tuples(w->rri, slot, w->estate, true, false, NULL, NIL,
 											   indexes);
 		if (store->rel->trigdesc != NULL)
-			idem_after_update_triggers(w.estate, w.rri, &tid, slot, recheck);
+			idem_after_update_triggers(w->estate, w->rri, &tid, slot, recheck);
 	}
-	end_write(&w, store, result == TM_Ok);
+	end_write(store, result == TM_Ok);
 	return result;
 }
 
@@ -254,25 +285,21 @@ TM_Result
 idem_delete(IdemStore *store)
 {
 	ItemPointerData tid = store->current.slot->tts_tid;
-	Writer		w;
+	IdemWriter *w;
 	TM_FailureData failure;
 	TM_Result	result = idem_reserve_row(store, LockTupleExclusive);
 
 	if (result != TM_Ok)
 		return result;
 
-	begin_write(&w, store);
+	w = begin_write(store);
 	CheckCmdReplicaIdentity(store->rel, CMD_DELETE);
-	result = table_tuple_delete(store->rel, &tid, w.estate->es_output_cid,
+	result = table_tuple_delete(store->rel, &tid, w->estate->es_output_cid,
 								InvalidSnapshot, InvalidSnapshot, store->reserved,
 								&failure, false);
-	if (result == TM_Ok)
-	{
-		store->wrote = true;
-		if (store->rel->trigdesc != NULL)
-			idem_after_delete_triggers(w.estate, w.rri, &tid);
-	}
-	end_write(&w, store, result == TM_Ok);
+	if (result == TM_Ok && store->rel->trigdesc != NULL)
+		idem_after_delete_triggers(w->estate, w->rri, &tid);
+	end_write(store, result == TM_Ok);
 	return result;
 }
 

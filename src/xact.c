@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * xact.c
- *	  What the current transaction has done to keys, for its commit.
+ *	  What the current transaction has done to keys, for when it ends.
  *
  * A claim that outlives its transaction must be on disk before its owner calls
  * out, and a result before its caller hears of it, whatever synchronous_commit
@@ -13,14 +13,21 @@
  * What a subtransaction did counts only if it commits, hence a level each.  A
  * level exists only once something happened in it.
  *
+ * Whatever became of it, those who wait for one of the keys it has touched are
+ * woken when it has ended.  Callbacks run when a commit or abort is there for
+ * everybody to see, so who is woken sees it too.  The touched keys are noted
+ * as slots of waiters.c; that a wake-up may be for nothing does no harm.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
 
 #include "access/xact.h"
+#include "port/pg_bitutils.h"
 #include "utils/memutils.h"
 
 #include "settings.h"
+#include "waiters.h"
 #include "xact.h"
 
 typedef struct Level
@@ -43,6 +50,11 @@ typedef struct OwnClaim
 static OwnClaim *claims = NULL; /* rising; in TopTransactionContext */
 static int	nclaims = 0;
 static int	maxclaims = 0;
+
+/* A bit for each slot of waiters. */
+#define TOUCHED_WORDS (IDEM_WAIT_SLOTS / 64)
+static uint64 touched[TOUCHED_WORDS];
+static bool any_touched = false;
 
 static Level *
 current_level(void)
@@ -129,6 +141,27 @@ idem_xact_changed(void)
 	current_level()->must_flush = true;
 }
 
+/* The current key's row has been written. */
+void
+idem_xact_touched(IdemStore *store)
+{
+	int			slot;
+
+	if (!idem_waiters_are_woken())
+		return;
+	slot = idem_waiters_slot(idem_key_hash(store));
+	touched[slot / 64] |= UINT64CONST(1) << (slot % 64);
+	any_touched = true;
+}
+
+static void
+wake_waiters(void)
+{
+	for (int i = 0; i < TOUCHED_WORDS; i++)
+		for (uint64 word = touched[i]; word != 0; word &= word - 1)
+			idem_waiters_wake(i * 64 + pg_rightmost_one_pos64(word));
+}
+
 static void
 at_transaction(XactEvent event, void *arg)
 {
@@ -144,6 +177,12 @@ at_transaction(XactEvent event, void *arg)
 			level = NULL;
 			claims = NULL;
 			nclaims = 0;
+			if (any_touched)
+			{
+				wake_waiters();
+				memset(touched, 0, sizeof(touched));
+				any_touched = false;
+			}
 			break;
 		default:
 			break;
@@ -155,6 +194,10 @@ at_subtransaction(SubXactEvent event, SubTransactionId mySubid,
 				  SubTransactionId parentSubid, void *arg)
 {
 	Level	   *ended = level;
+
+	/* A claim rolled back to a savepoint is free at once. */
+	if (event == SUBXACT_EVENT_ABORT_SUB && any_touched)
+		wake_waiters();
 
 	if (event != SUBXACT_EVENT_COMMIT_SUB && event != SUBXACT_EVENT_ABORT_SUB)
 		return;

@@ -15,5 +15,6 @@ extern void idem_xact_claimed(const IdemStore *store, int64 token);
 extern bool idem_xact_is_own_claim(const IdemStore *store);
 extern void idem_xact_settled(bool own_claim);
 extern void idem_xact_changed(void);
+extern void idem_xact_touched(IdemStore *store);
 
 #endif							/* IDEM_XACT_H */

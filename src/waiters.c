@@ -1,0 +1,120 @@
+/*-------------------------------------------------------------------------
+ *
+ * waiters.c
+ *	  Sleeping until a key may have changed, and waking who does.
+ *
+ * A fixed array of condition variables in shared memory, indexed by the hash
+ * of the key.  Whoever has changed a key wakes its slot after his transaction
+ * has ended (xact.c), when the change is there for everybody to see.  A waiter
+ * enters the slot, looks at the key, and only then sleeps, so no change can
+ * fall between the look and the sleep.  Two keys in one slot cost each other a
+ * look.
+ *
+ * There is shared memory only if the library was preloaded.  Without it nobody
+ * is woken, and a waiter looks again after a while.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "storage/condition_variable.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/lwlock.h"
+#include "storage/shmem.h"
+
+#include "compat.h"
+#include "waiters.h"
+
+static ConditionVariable *slots = NULL;
+static shmem_startup_hook_type next_startup_hook = NULL;
+
+#define SLOTS_SIZE (IDEM_WAIT_SLOTS * sizeof(ConditionVariable))
+
+static void
+startup(void)
+{
+	bool		found;
+
+	if (next_startup_hook != NULL)
+		next_startup_hook();
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	slots = ShmemInitStruct("idempotency waiters", SLOTS_SIZE, &found);
+	if (!found)
+		for (int i = 0; i < IDEM_WAIT_SLOTS; i++)
+			ConditionVariableInit(&slots[i]);
+	LWLockRelease(AddinShmemInitLock);
+}
+
+#ifdef IDEM_HAS_SHMEM_REQUEST_HOOK
+static shmem_request_hook_type next_request_hook = NULL;
+
+static void
+request(void)
+{
+	if (next_request_hook != NULL)
+		next_request_hook();
+	RequestAddinShmemSpace(SLOTS_SIZE);
+}
+#endif
+
+void
+idem_waiters_init(void)
+{
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+#ifdef IDEM_HAS_SHMEM_REQUEST_HOOK
+	next_request_hook = shmem_request_hook;
+	shmem_request_hook = request;
+#else
+	RequestAddinShmemSpace(SLOTS_SIZE);
+#endif
+	next_startup_hook = shmem_startup_hook;
+	shmem_startup_hook = startup;
+}
+
+bool
+idem_waiters_are_woken(void)
+{
+	return slots != NULL;
+}
+
+int
+idem_waiters_slot(uint64 hash)
+{
+	return (int) (hash % IDEM_WAIT_SLOTS);
+}
+
+/*
+ * Sleeps at most timeout milliseconds.  The first call for a key enters its
+ * slot and returns at once, for the caller to look again; so does any call
+ * after something else (a read from disk) used a condition variable.
+ */
+void
+idem_waiters_sleep(uint64 hash, long timeout, uint32 wait_event)
+{
+	if (slots != NULL)
+		(void) ConditionVariableTimedSleep(&slots[idem_waiters_slot(hash)], timeout, wait_event);
+	else
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 timeout, wait_event);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+}
+
+/* To be called at the end of a wait that no error has ended. */
+void
+idem_waiters_leave(void)
+{
+	ConditionVariableCancelSleep();
+}
+
+void
+idem_waiters_wake(int slot)
+{
+	ConditionVariableBroadcast(&slots[slot]);
+}
