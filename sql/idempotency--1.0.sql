@@ -35,6 +35,24 @@ CREATE TYPE idem_claim_result AS (
 );
 COMMENT ON TYPE idem_claim_result IS 'the row that idem_claim() returns';
 
+CREATE TYPE idem_execute_result AS (
+    outcome idem_outcome,
+    token bigint,
+    attempt integer,
+    http_status integer,
+    headers jsonb,
+    response jsonb,
+    body bytea,
+    checkpoint text,
+    state jsonb,
+    created_at timestamptz,
+    completed_at timestamptz,
+    expires_at timestamptz,
+    retry_after interval,
+    replayed boolean
+);
+COMMENT ON TYPE idem_execute_result IS 'the row that idem_execute() returns';
+
 --
 -- The table.  Its columns are known to src/extension.h by their numbers.  What
 -- a settlement leaves as it is comes first: the WAL of an update leaves out the
@@ -240,6 +258,91 @@ COMMENT ON FUNCTION idem_forget(text, text)
     IS 'delete an idempotency key, as an administrator';
 
 --
+-- Whole jobs, and many keys at once
+--
+
+CREATE FUNCTION idem_execute(
+    key text,
+    command text,
+    args jsonb DEFAULT NULL,
+    scope text DEFAULT '',
+    operation text DEFAULT '',
+    ttl interval DEFAULT NULL,
+    wait interval DEFAULT NULL,
+    ignore text[] DEFAULT NULL
+)
+RETURNS idem_execute_result
+AS 'MODULE_PATHNAME', 'idem_execute'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_execute(text, text, jsonb, text, text, interval, interval, text[])
+    IS 'run an SQL command once per key, and return its result to every caller';
+
+CREATE FUNCTION idem_once(
+    key text,
+    scope text DEFAULT '',
+    ttl interval DEFAULT NULL
+)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_once'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_once(text, text, interval)
+    IS 'true for the first call with this key, such as a message''s number';
+
+CREATE FUNCTION idem_once_many(
+    keys text[],
+    scope text DEFAULT '',
+    ttl interval DEFAULT NULL
+)
+RETURNS SETOF text
+AS 'MODULE_PATHNAME', 'idem_once_many'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_once_many(text[], text, interval)
+    IS 'those of the keys that are seen for the first time, in the order of the array';
+
+CREATE FUNCTION idem_claim_many(
+    keys text[],
+    requests jsonb[] DEFAULT NULL,
+    scope text DEFAULT '',
+    operation text DEFAULT '',
+    ttl interval DEFAULT NULL,
+    lease interval DEFAULT NULL,
+    takeover boolean DEFAULT true,
+    OUT ordinal integer,
+    OUT key text,
+    OUT outcome idem_outcome,
+    OUT token bigint,
+    OUT attempt integer,
+    OUT http_status integer,
+    OUT headers jsonb,
+    OUT response jsonb,
+    OUT body bytea,
+    OUT checkpoint text,
+    OUT state jsonb,
+    OUT created_at timestamptz,
+    OUT completed_at timestamptz,
+    OUT expires_at timestamptz,
+    OUT retry_after interval
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_claim_many'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_claim_many(text[], jsonb[], text, text, interval, interval, boolean)
+    IS 'claim many idempotency keys in one call; a row for each, in the order of the array';
+
+CREATE FUNCTION idem_complete_many(
+    keys text[],
+    tokens bigint[],
+    responses jsonb[] DEFAULT NULL,
+    scope text DEFAULT '',
+    ttl interval DEFAULT NULL
+)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_complete_many'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_complete_many(text[], bigint[], jsonb[], text, interval)
+    IS 'store the results of many claims; returns how many were completed';
+
+--
 -- Names and fingerprints
 --
 
@@ -284,5 +387,6 @@ COMMENT ON FUNCTION idem_revoke(regrole)
 
 REVOKE ALL ON FUNCTION
     idem_claim, idem_complete, idem_fail, idem_renew, idem_checkpoint, idem_get,
-    idem_resolve, idem_forget, idem_grant, idem_revoke
+    idem_resolve, idem_forget, idem_execute, idem_once, idem_once_many, idem_claim_many,
+    idem_complete_many, idem_grant, idem_revoke
     FROM PUBLIC;

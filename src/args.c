@@ -49,8 +49,9 @@ idem_require_writable(const char *function)
 				 errhint("Begin the transaction with READ WRITE.")));
 }
 
-static void
-bad_null(const char *what, const char *hint)
+/* For a required argument, and what to pass instead of null. */
+void
+idem_bad_null(const char *what, const char *hint)
 {
 	ereport(ERROR,
 			(errcode(IDEM_ERRCODE_BAD_INPUT),
@@ -58,30 +59,34 @@ bad_null(const char *what, const char *hint)
 			 errhint("%s", hint)));
 }
 
-/* A text argument of at most 255 characters. */
-text *
-idem_arg_name(FunctionCallInfo fcinfo, int arg, const char *what)
+/* A text of at most 255 characters. */
+static text *
+checked_name(Datum value, const char *what)
 {
-	Size		bytes;
-
-	if (PG_ARGISNULL(arg))
-		bad_null(what, "Pass a value, or leave the argument out where it has a default.");
+	Size		bytes = toast_raw_datum_size(value) - VARHDRSZ;
 
 	/* What is too long in any encoding isn't even detoasted. */
-	bytes = toast_raw_datum_size(PG_GETARG_DATUM(arg)) - VARHDRSZ;
 	if (bytes <= IDEM_MAX_NAME * MAX_MULTIBYTE_CHAR_LEN)
 	{
-		text	   *value = PG_GETARG_TEXT_PP(arg);
+		text	   *name = DatumGetTextPP(value);
 
 		if (bytes <= IDEM_MAX_NAME ||
-			pg_mbstrlen_with_len(VARDATA_ANY(value), (int) bytes) <= IDEM_MAX_NAME)
-			return value;
+			pg_mbstrlen_with_len(VARDATA_ANY(name), (int) bytes) <= IDEM_MAX_NAME)
+			return name;
 	}
 	ereport(ERROR,
 			(errcode(IDEM_ERRCODE_BAD_INPUT),
 			 errmsg("%s is too long", what),
 			 errdetail("It may have at most %d characters.", IDEM_MAX_NAME),
 			 errhint("Use a digest of it, such as encode(sha256(...), 'hex').")));
+}
+
+text *
+idem_arg_name(FunctionCallInfo fcinfo, int arg, const char *what)
+{
+	if (PG_ARGISNULL(arg))
+		idem_bad_null(what, "Pass a value, or leave the argument out where it has a default.");
+	return checked_name(PG_GETARG_DATUM(arg), what);
 }
 
 /* The scope that applies: a confined role has just one. */
@@ -108,18 +113,35 @@ effective_scope(text *scope)
 	return scope;
 }
 
+text *
+idem_arg_scope(FunctionCallInfo fcinfo, int arg)
+{
+	return effective_scope(idem_arg_name(fcinfo, arg, "scope"));
+}
+
+text *
+idem_check_key(NullableDatum value)
+{
+	text	   *key;
+
+	if (value.isnull)
+		idem_bad_null("idempotency key", "Requests without a key of their own would all share one.");
+	key = checked_name(value.value, "idempotency key");
+	if (VARSIZE_ANY_EXHDR(key) == 0)
+		ereport(ERROR,
+				(errcode(IDEM_ERRCODE_BAD_INPUT),
+				 errmsg("idempotency key must not be empty"),
+				 errhint("Requests without a key of their own would all share one.")));
+	return key;
+}
+
 IdemKey
 idem_arg_key(FunctionCallInfo fcinfo, int key_arg, int scope_arg)
 {
 	IdemKey		name;
 
-	name.key = idem_arg_name(fcinfo, key_arg, "idempotency key");
-	if (VARSIZE_ANY_EXHDR(name.key) == 0)
-		ereport(ERROR,
-				(errcode(IDEM_ERRCODE_BAD_INPUT),
-				 errmsg("idempotency key must not be empty"),
-				 errhint("Requests without a key of their own would all share one.")));
-	name.scope = effective_scope(idem_arg_name(fcinfo, scope_arg, "scope"));
+	name.key = idem_check_key(fcinfo->args[key_arg]);
+	name.scope = idem_arg_scope(fcinfo, scope_arg);
 	return name;
 }
 
@@ -144,7 +166,7 @@ bool
 idem_arg_bool(FunctionCallInfo fcinfo, int arg, const char *what)
 {
 	if (PG_ARGISNULL(arg))
-		bad_null(what, "Pass true or false.");
+		idem_bad_null(what, "Pass true or false.");
 	return PG_GETARG_BOOL(arg);
 }
 
@@ -221,8 +243,6 @@ idem_arg_lease(FunctionCallInfo fcinfo, int arg)
 int64
 idem_arg_wait(FunctionCallInfo fcinfo, int arg)
 {
-	if (PG_ARGISNULL(arg))
-		bad_null("wait", "Pass '0' for an answer at once.");
 	if (idem_interval_is_forever(PG_GETARG_INTERVAL_P(arg)))
 		return IDEM_FOREVER;
 	return interval_to_duration(PG_GETARG_INTERVAL_P(arg), "wait", true);

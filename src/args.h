@@ -25,8 +25,11 @@ typedef struct IdemResult
 
 extern bool idem_is_writable(void);
 extern void idem_require_writable(const char *function);
+extern void idem_bad_null(const char *what, const char *hint);
 extern IdemKey idem_arg_key(FunctionCallInfo fcinfo, int key_arg, int scope_arg);
 extern text *idem_arg_name(FunctionCallInfo fcinfo, int arg, const char *what);
+extern text *idem_arg_scope(FunctionCallInfo fcinfo, int arg);
+extern text *idem_check_key(NullableDatum value);
 extern bytea *idem_arg_hash(FunctionCallInfo fcinfo, int arg);
 extern bool idem_arg_bool(FunctionCallInfo fcinfo, int arg, const char *what);
 

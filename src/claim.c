@@ -304,6 +304,8 @@ idem_claim(PG_FUNCTION_ARGS)
 	request.hash = idem_arg_hash(fcinfo, 4);
 	request.ttl = idem_arg_ttl(fcinfo, 5);
 	request.lease = idem_arg_lease(fcinfo, 6);
+	if (PG_ARGISNULL(7))
+		idem_bad_null("wait", "Pass '0' for an answer at once.");
 	wait = idem_arg_wait(fcinfo, 7);
 	request.takeover = idem_arg_bool(fcinfo, 8, "takeover");
 	if (request.hash == NULL && !PG_ARGISNULL(1))

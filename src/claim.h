@@ -8,6 +8,7 @@
 #ifndef IDEM_CLAIM_H
 #define IDEM_CLAIM_H
 
+#include "batch.h"
 #include "store.h"
 
 typedef struct IdemRequest
@@ -59,6 +60,11 @@ extern bool idem_answer_at_once(IdemStore *store, const IdemRequest *request, Id
 extern void idem_take(IdemStore *store, const IdemRequest *request, IdemAnswer *a);
 extern void idem_claim_waiting(IdemStore *store, const IdemKey *name, const IdemRequest *request,
 							   int64 duration, const char *function, IdemAnswer *a);
+
+/* claim_many.c */
+typedef void (*IdemReceiver) (IdemStore *store, int i, const IdemAnswer *a, void *arg);
+extern void idem_claim_batch(const IdemBatch *batch, IdemRequest *request, bytea **hashes,
+							 bool wait, const char *function, IdemReceiver receive, void *arg);
 
 /* answer.c */
 extern void idem_answer_columns(const IdemStore *store, const IdemAnswer *a,

@@ -86,14 +86,14 @@ static IdemTable cached;
 static bool cache_built = false;
 static uint64 cache_built_at;	/* value of changes when it was built */
 static uint64 changes = 0;
-static Oid	claim_relid = InvalidOid;	/* of the type idem_claim_result */
+static Oid	result_relids[2];	/* of the result types */
 static MemoryContext cache_context = NULL;
 
 static void
 count_change(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid || relid == cached.relid || relid == cached.sequence ||
-		relid == claim_relid)
+		relid == result_relids[0] || relid == result_relids[1])
 		changes++;
 }
 
@@ -299,39 +299,45 @@ check_kind(Relation rel)
 		altered("It has a rule.");
 }
 
-/*
- * A copy of idem_claim's row type, which claim.c fills by position.  The last
- * one stays until this one is there: somebody may be about to use it.
- */
-static void
-load_claim_desc(Oid outcome_type)
+/* A copy of a result type, which is filled in by position. */
+static TupleDesc
+load_result_type(const char *name, int natts, Oid outcome_type, Oid *relid)
 {
-	static const Oid types[IDEM_NCLAIM] = {
+	static const Oid types[IDEM_NEXECUTE] = {
 		InvalidOid, INT8OID, INT4OID, INT4OID, JSONBOID, JSONBOID, BYTEAOID, TEXTOID, JSONBOID,
-		TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, INTERVALOID
+		TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID, INTERVALOID, BOOLOID
 	};
-	Oid			type = type_by_name("idem_claim_result");
+	Oid			type = type_by_name(name);
+	TupleDesc	desc = lookup_rowtype_tupdesc_copy(type, -1);
+	bool		same = desc->natts == natts;
+
+	*relid = get_typ_typrelid(type);
+	for (int i = 0; same && i < natts; i++)
+		same = TupleDescAttr(desc, i)->atttypid == (i == 0 ? outcome_type : types[i]);
+	if (!same)
+		altered(psprintf("The type \"%s\" has other columns.", name));
+	return desc;
+}
+
+/* The last copies stay until new ones are there: they may be in use. */
+static void
+load_result_types(Oid outcome_type)
+{
 	MemoryContext context = AllocSetContextCreate(CurrentMemoryContext, "idempotency",
 												  ALLOCSET_SMALL_SIZES);
-	MemoryContext old;
-	TupleDesc	desc;
+	MemoryContext old = MemoryContextSwitchTo(context);
+	TupleDesc	claim_desc = load_result_type("idem_claim_result", IDEM_NCLAIM, outcome_type,
+											  &result_relids[0]);
+	TupleDesc	execute_desc = load_result_type("idem_execute_result", IDEM_NEXECUTE,
+												outcome_type, &result_relids[1]);
 
-	claim_relid = get_typ_typrelid(type);
-	old = MemoryContextSwitchTo(context);
-	desc = lookup_rowtype_tupdesc_copy(type, -1);
 	MemoryContextSwitchTo(old);
-
-	if (desc->natts != IDEM_NCLAIM)
-		altered("The type \"idem_claim_result\" has other columns.");
-	for (int i = 0; i < IDEM_NCLAIM; i++)
-		if (TupleDescAttr(desc, i)->atttypid != (i == 0 ? outcome_type : types[i]))
-			altered("The type \"idem_claim_result\" has other columns.");
-
 	MemoryContextSetParent(context, CacheMemoryContext);
 	if (cache_context != NULL)
 		MemoryContextDelete(cache_context);
 	cache_context = context;
-	cached.claim_desc = desc;
+	cached.claim_desc = claim_desc;
+	cached.execute_desc = execute_desc;
 }
 
 /* Fills in all but the OIDs that locate() found; the table is locked. */
@@ -350,7 +356,7 @@ build(Relation rel)
 	load_enum(outcome_type, outcome_labels, IDEM_NOUTCOME, cached.outcome);
 	load_enum(type_by_name("idem_disposition"), disposition_labels, IDEM_NDISPOSITION,
 			  cached.disposition);
-	load_claim_desc(outcome_type);
+	load_result_types(outcome_type);
 }
 
 /*

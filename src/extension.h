@@ -63,7 +63,11 @@ typedef enum IdemClaimColumn
 	IDEM_CLAIM_COMPLETED_AT,
 	IDEM_CLAIM_EXPIRES_AT,
 	IDEM_CLAIM_RETRY_AFTER,
-	IDEM_NCLAIM
+	IDEM_NCLAIM,
+
+	/* What idem_execute_result has after them. */
+	IDEM_EXECUTE_REPLAYED = IDEM_NCLAIM,
+	IDEM_NEXECUTE
 } IdemClaimColumn;
 
 typedef struct IdemTable
@@ -77,6 +81,7 @@ typedef struct IdemTable
 	Oid			outcome[IDEM_NOUTCOME];
 	Oid			disposition[IDEM_NDISPOSITION];
 	TupleDesc	claim_desc;		/* idem_claim_result */
+	TupleDesc	execute_desc;	/* idem_execute_result */
 } IdemTable;
 
 extern void idem_extension_init(void);

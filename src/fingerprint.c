@@ -34,6 +34,7 @@
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 
+#include "args.h"
 #include "fingerprint.h"
 #include "hash.h"
 #include "idempotency.h"
@@ -363,10 +364,7 @@ Datum
 idem_fingerprint(PG_FUNCTION_ARGS)
 {
 	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(IDEM_ERRCODE_BAD_INPUT),
-				 errmsg("request must not be null"),
-				 errhint("Pass the request; for an empty one '{}'.")));
+		idem_bad_null("request", "Pass the request; for an empty one '{}'.");
 	PG_RETURN_BYTEA_P(idem_fingerprint_of(PG_GETARG_JSONB_P(0),
 										  PG_ARGISNULL(1) ? NULL : PG_GETARG_ARRAYTYPE_P(1)));
 }

@@ -32,6 +32,7 @@
 
 static const char *const application_calls[] = {
 	"idem_claim", "idem_complete", "idem_fail", "idem_renew", "idem_checkpoint", "idem_get",
+	"idem_execute", "idem_once", "idem_once_many", "idem_claim_many", "idem_complete_many",
 	"idem_fingerprint", "idem_key", "idem_uuid", NULL
 };
 
@@ -105,10 +106,7 @@ change(FunctionCallInfo fcinfo, bool grant, bool admin)
 	const char *role;
 
 	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(IDEM_ERRCODE_BAD_INPUT),
-				 errmsg("role must not be null"),
-				 errhint("Pass the name of a role, as in 'app'.")));
+		idem_bad_null("role", "Pass the name of a role, as in 'app'.");
 	if (!idem_find_extension(&extension, &schema_oid))
 		elog(ERROR, "extension \"%s\" is not installed", IDEM_EXTENSION);
 	schema = get_namespace_name(schema_oid);

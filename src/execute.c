@@ -1,0 +1,333 @@
+/*-------------------------------------------------------------------------
+ *
+ * execute.c
+ *	  idem_execute: run a command once, and hand its result to every caller.
+ *
+ * Claim, command and result belong to the caller's transaction.  The command
+ * runs in a subtransaction, so that its error takes back what it did and
+ * leaves the claim, which then stores the error.  An error that says nothing
+ * about the request, such as a deadlock or a cancel, is raised again, and
+ * takes the claim with it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "nodes/makefuncs.h"
+#include "nodes/params.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/fmgroids.h"
+#include "utils/jsonb.h"
+#include "utils/resowner.h"
+
+#include "args.h"
+#include "change.h"
+#include "claim.h"
+#include "fingerprint.h"
+#include "settings.h"
+
+/* What came of the command. */
+typedef struct Run
+{
+	int			status;			/* SPI's */
+	bool		many;			/* it returned more than one row */
+	bool		failed;
+	NullableDatum value;		/* jsonb: its value, or its error */
+} Run;
+
+/* Does the error tell of the server's state rather than of the request? */
+static bool
+is_transient(int sqlstate)
+{
+	switch (ERRCODE_TO_CATEGORY(sqlstate))
+	{
+		case ERRCODE_CONNECTION_EXCEPTION:
+		case ERRCODE_TRANSACTION_ROLLBACK:
+		case ERRCODE_INSUFFICIENT_RESOURCES:
+		case ERRCODE_OPERATOR_INTERVENTION:
+		case ERRCODE_SYSTEM_ERROR:
+		case ERRCODE_INTERNAL_ERROR:
+			return true;
+		default:
+			return sqlstate == ERRCODE_LOCK_NOT_AVAILABLE;
+	}
+}
+
+/* Any value as jsonb, as to_jsonb() has it. */
+static Datum
+value_to_jsonb(Datum value, Oid type)
+{
+	FmgrInfo	flinfo;
+	List	   *args = list_make1(makeNullConst(type, -1, InvalidOid));
+
+	fmgr_info(F_TO_JSONB, &flinfo);
+	fmgr_info_set_expr((Node *) makeFuncExpr(F_TO_JSONB, JSONBOID, args, InvalidOid, InvalidOid,
+											 COERCE_EXPLICIT_CALL), &flinfo);
+	return FunctionCall1(&flinfo, value);
+}
+
+/*
+ * The value of the row that SPI has, if there is one: that of its only column,
+ * or an object of all columns.
+ */
+static NullableDatum
+value_of_result(void)
+{
+	NullableDatum result = {(Datum) 0, true};
+	TupleDesc	desc;
+	HeapTuple	tuple;
+
+	if (SPI_tuptable == NULL || SPI_tuptable->numvals == 0)
+		return result;
+	tuple = SPI_tuptable->vals[0];
+	desc = SPI_tuptable->tupdesc;
+	if (desc->natts == 1)
+	{
+		Datum		value = heap_getattr(tuple, 1, desc, &result.isnull);
+
+		if (!result.isnull)
+			result.value = value_to_jsonb(value, TupleDescAttr(desc, 0)->atttypid);
+	}
+	else
+	{
+		desc = BlessTupleDesc(desc);
+		result.value = value_to_jsonb(heap_copy_tuple_as_datum(tuple, desc), RECORDOID);
+		result.isnull = false;
+	}
+	return result;
+}
+
+static ParamListInfo
+make_params(NullableDatum args)
+{
+	ParamListInfo params = makeParamList(1);
+
+	params->params[0].value = args.value;
+	params->params[0].isnull = args.isnull;
+	params->params[0].pflags = PARAM_FLAG_CONST;
+	params->params[0].ptype = JSONBOID;
+	return params;
+}
+
+/* Runs the command; its value comes back in the given memory context. */
+static void
+run_command(Run *run, const char *command, NullableDatum args, MemoryContext context)
+{
+	SPIExecuteOptions options = {0};
+
+	SPI_connect();
+	options.params = make_params(args);
+	options.tcount = 2;			/* a second row is one too many */
+	run->status = SPI_execute_extended(command, &options);
+	if (run->status >= 0)
+	{
+		run->many = SPI_tuptable != NULL && SPI_tuptable->numvals > 1;
+		run->value = value_of_result();
+		if (!run->value.isnull)
+		{
+			MemoryContext old = MemoryContextSwitchTo(context);
+
+			run->value.value = datumCopy(run->value.value, false, -1);
+			MemoryContextSwitchTo(old);
+		}
+	}
+	SPI_finish();
+}
+
+static void
+push_string(JsonbParseState **state, const char *key, const char *value)
+{
+	JsonbValue	v;
+
+	v.type = jbvString;
+	v.val.string.val = unconstify(char *, key);
+	v.val.string.len = strlen(key);
+	pushJsonbValue(state, WJB_KEY, &v);
+	if (value == NULL)
+		v.type = jbvNull;
+	else
+	{
+		v.val.string.val = unconstify(char *, value);
+		v.val.string.len = strlen(value);
+	}
+	pushJsonbValue(state, WJB_VALUE, &v);
+}
+
+static Datum
+error_to_jsonb(const ErrorData *error)
+{
+	JsonbParseState *state = NULL;
+
+	pushJsonbValue(&state, WJB_BEGIN_OBJECT, NULL);
+	push_string(&state, "sqlstate", unpack_sql_state(error->sqlerrcode));
+	push_string(&state, "message", error->message);
+	push_string(&state, "detail", error->detail);
+	push_string(&state, "hint", error->hint);
+	return JsonbPGetDatum(JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL)));
+}
+
+/* Runs the command in a subtransaction of its own. */
+static void
+run_isolated(Run *run, const char *command, NullableDatum args)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+
+	memset(run, 0, sizeof(*run));
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		run_command(run, command, args, context);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		if (is_transient(error->sqlerrcode))
+			ReThrowError(error);
+		run->failed = true;
+		run->value.value = error_to_jsonb(error);
+		run->value.isnull = false;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+}
+
+/*
+ * What a command must not be is the programmer's mistake, so it isn't stored;
+ * what the command has done goes with the error.
+ */
+static void
+check_run(const Run *run)
+{
+	if (run->failed)
+		return;
+	if (run->status < 0)
+		ereport(ERROR,
+				(errcode(IDEM_ERRCODE_BAD_INPUT),
+				 errmsg("command cannot be executed: %s", SPI_result_code_string(run->status)),
+				 errhint("It must not begin or end a transaction, nor copy from or to the client.")));
+	if (run->many)
+		ereport(ERROR,
+				(errcode(IDEM_ERRCODE_BAD_INPUT),
+				 errmsg("command returned more than one row"),
+				 errhint("Let it return one value, such as jsonb_agg(...) over the rows.")));
+}
+
+static char *
+arg_command(FunctionCallInfo fcinfo, int arg)
+{
+	char	   *command;
+
+	if (PG_ARGISNULL(arg))
+		idem_bad_null("command", "Pass an SQL command.");
+	command = text_to_cstring(PG_GETARG_TEXT_PP(arg));
+	if (command[strspn(command, " \t\r\n;")] == '\0')
+		ereport(ERROR,
+				(errcode(IDEM_ERRCODE_BAD_INPUT),
+				 errmsg("command must not be empty"),
+				 errhint("Pass an SQL command.")));
+	return command;
+}
+
+/* Stores what came of the command, in the claim that the answer is about. */
+static void
+settle_run(IdemChange *change, const IdemKey *name, const Run *run, IdemAnswer *a)
+{
+	IdemResult	result = {{0, true}, {0, true}, {0, true}, {0, true}};
+	NullableDatum token = {a->values[IDEM_COL_TOKEN - 1], false};
+	IdemStatus	status = run->failed ? IDEM_FAILED : IDEM_COMPLETED;
+
+	result.response = run->value;
+	idem_check_result(&result);
+	idem_begin_change(change, "idem_execute()", *name, IDEM_OWN_CLAIM);
+	change->token = token;
+	(void) idem_settle(change, status, &result, 0, 0);
+	idem_answer(&a->j, run->failed ? IDEM_OUT_FAILED : IDEM_OUT_COMPLETED, NULL);
+	a->values = change->values;
+	a->nulls = change->nulls;
+}
+
+static Datum
+make_result(IdemStore *store, const IdemAnswer *a, bool replayed)
+{
+	Datum		values[IDEM_NEXECUTE];
+	bool		nulls[IDEM_NEXECUTE];
+
+	idem_answer_columns(store, a, values, nulls);
+	values[IDEM_EXECUTE_REPLAYED] = BoolGetDatum(replayed);
+	nulls[IDEM_EXECUTE_REPLAYED] = false;
+	return HeapTupleGetDatum(heap_form_tuple(store->table->execute_desc, values, nulls));
+}
+
+/*
+ * idem_execute(key text, command text, args jsonb, scope text, operation text,
+ *				ttl interval, wait interval, ignore text[]) -> one row
+ *
+ * Claims the key, runs the command with $1 = args, and stores its value as the
+ * result, or its error as a final failure; a later caller gets that without
+ * the command being run.  args is also the request that is compared, less the
+ * paths in ignore.  wait: how long to wait at most while somebody else is at
+ * it; null: as long as it takes, as a row lock is waited for.  The command has
+ * the caller's rights and search_path.
+ *
+ * Errors: IK400, IK413, 25006, 42501; 40P01 where it closes a cycle of waits;
+ * the command's own of classes 08, 40, 53, 57, 58, XX and 55P03, which say
+ * nothing about the request.  Nothing is kept then.
+ */
+PG_FUNCTION_INFO_V1(idem_execute);
+Datum
+idem_execute(PG_FUNCTION_ARGS)
+{
+	IdemKey		name = idem_arg_key(fcinfo, 0, 3);
+	char	   *command = arg_command(fcinfo, 1);
+	NullableDatum args = fcinfo->args[2];
+	IdemRequest request = {0};
+	IdemStore	store;
+	IdemAnswer	answer;
+	IdemChange	change;
+	Run			run;
+	int64		wait;
+	Datum		result;
+
+	request.operation = idem_arg_name(fcinfo, 4, "operation");
+	request.ttl = idem_arg_ttl(fcinfo, 5);
+	request.lease = idem_default_lease * INT64CONST(1000);
+	request.takeover = true;
+	wait = PG_ARGISNULL(6) ? IDEM_FOREVER : idem_arg_wait(fcinfo, 6);
+	if (!args.isnull)
+		request.hash = idem_fingerprint_of(DatumGetJsonbP(args.value),
+										   PG_ARGISNULL(7) ? NULL : PG_GETARG_ARRAYTYPE_P(7));
+
+	idem_claim_waiting(&store, &name, &request, wait, "idem_execute()", &answer);
+	if (answer.j.outcome != IDEM_OUT_CLAIMED)
+	{
+		result = make_result(&store, &answer, answer.j.outcome == IDEM_OUT_COMPLETED ||
+							 answer.j.outcome == IDEM_OUT_FAILED);
+		idem_close(&store);
+		PG_RETURN_DATUM(result);
+	}
+	idem_close(&store);
+
+	run_isolated(&run, command, args);
+	check_run(&run);
+	settle_run(&change, &name, &run, &answer);
+	result = make_result(&change.store, &answer, false);
+	PG_RETURN_DATUM(idem_finish_change(&change, result));
+}
