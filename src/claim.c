@@ -22,6 +22,7 @@
 #include "fingerprint.h"
 #include "state.h"
 #include "wait.h"
+#include "waiters.h"
 #include "xact.h"
 
 #define SET(column, value) \
@@ -140,6 +141,7 @@ answer_with_subject(IdemAnswer *a)
 bool
 idem_answer_at_once(IdemStore *store, const IdemRequest *request, IdemAnswer *a)
 {
+	a->writes = idem_writes_to_slot(idem_key_hash(store));
 	idem_look(store);
 	idem_judge(store, request, &a->j);
 	if (a->j.action != IDEM_ANSWER && !idem_is_writable())
@@ -153,8 +155,19 @@ idem_answer_at_once(IdemStore *store, const IdemRequest *request, IdemAnswer *a)
 }
 
 /*
- * Takes the key, if it can still be had, under the key lock.  CLAIMED comes
- * back with the new row.
+ * The key was absent, and nobody who locks keys has written it since.  (If
+ * somebody else has, the insert notices.)
+ */
+static bool
+is_still_absent(IdemStore *store, const IdemAnswer *a)
+{
+	return a->j.action == IDEM_INSERT && a->writes != 0 &&
+		a->writes == idem_writes_to_slot(idem_key_hash(store));
+}
+
+/*
+ * Takes the key, if it can still be had, under the key lock.  The answer comes
+ * in as idem_answer_at_once() left it; CLAIMED comes back with the new row.
  */
 void
 idem_take(IdemStore *store, const IdemRequest *request, IdemAnswer *a)
@@ -163,16 +176,20 @@ idem_take(IdemStore *store, const IdemRequest *request, IdemAnswer *a)
 	Datum	   *values = palloc(natts * sizeof(Datum));
 	bool	   *nulls = palloc(natts * sizeof(bool));
 	IdemJudgement *j = &a->j;
+	bool		look;
 
 	idem_lock_key(store);
-	for (;;)
+	for (look = !is_still_absent(store, a);; look = true)
 	{
 		TM_Result	result;
 
-		idem_look(store);
-		idem_judge(store, request, j);
-		if (j->action == IDEM_ANSWER)
-			break;
+		if (look)
+		{
+			idem_look(store);
+			idem_judge(store, request, j);
+			if (j->action == IDEM_ANSWER)
+				break;
+		}
 
 		if (j->action == IDEM_INSERT)
 		{

@@ -46,6 +46,7 @@ typedef struct IdemJudgement
 typedef struct IdemAnswer
 {
 	IdemJudgement j;
+	uint64		writes;			/* to the key's slot, before the look */
 	Datum	   *values;
 	bool	   *nulls;
 } IdemAnswer;

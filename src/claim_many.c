@@ -3,9 +3,8 @@
  * claim_many.c
  *	  idem_claim_many: a claim for each of many keys, in one call.
  *
- * Two passes over one open table.  The first answers what can be answered
- * without writing, as a single claim does; the second takes the rest, each
- * under its own key lock, which is let go before the next one is taken.
+ * One after the other, as single claims would be, but with one open table and
+ * all that hangs on it.  A key lock is let go before the next one is taken.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,16 +20,15 @@
 #include "claim.h"
 #include "fingerprint.h"
 
-/* Takes a key, or with wait waits for whoever else is changing it. */
+/* The table is open for reading until the first key that has to be written. */
 static void
-take_or_wait(IdemStore *store, const IdemKey *name, const IdemRequest *request, bool wait,
-			 const char *function, IdemAnswer *a)
+open_for_writing(IdemStore *store, const IdemKey *name, const char *function)
 {
-	idem_take(store, request, a);
-	if (!wait || a->j.outcome != IDEM_OUT_PROCESSING)
+	if (store->lockmode == RowExclusiveLock)
 		return;
+	idem_require_writable(function);
 	idem_close(store);
-	idem_claim_waiting(store, name, request, IDEM_FOREVER, function, a);
+	idem_open(store, name, RowExclusiveLock);
 }
 
 /*
@@ -43,8 +41,6 @@ idem_claim_batch(const IdemBatch *batch, IdemRequest *request, bytea **hashes,
 				 bool wait, const char *function, IdemReceiver receive, void *arg)
 {
 	MemoryContext old = CurrentMemoryContext;
-	int		   *left = palloc(batch->nkeys * sizeof(int));
-	int			nleft = 0;
 	IdemKey		name = {batch->scope, NULL};
 	IdemStore	store;
 	IdemAnswer	answer;
@@ -54,34 +50,31 @@ idem_claim_batch(const IdemBatch *batch, IdemRequest *request, bytea **hashes,
 	{
 		int			i = batch->order[k];
 
-		MemoryContextSwitchTo(batch->per_key);
 		name.key = batch->keys[i];
 		request->hash = hashes != NULL ? hashes[i] : NULL;
 		idem_select(&store, &name);
-		if (idem_answer_at_once(&store, request, &answer) &&
-			!(wait && answer.j.outcome == IDEM_OUT_PROCESSING && idem_is_writable()))
-			receive(&store, i, &answer, arg);
+
+		MemoryContextSwitchTo(batch->per_key);
+		if (!idem_answer_at_once(&store, request, &answer))
+		{
+			MemoryContextSwitchTo(old);
+			open_for_writing(&store, &name, function);
+			MemoryContextSwitchTo(batch->per_key);
+			idem_take(&store, request, &answer);
+		}
+		if (wait && answer.j.outcome == IDEM_OUT_PROCESSING)
+		{
+			IdemStore	waiting;
+
+			idem_close(&store);
+			idem_claim_waiting(&waiting, &name, request, IDEM_FOREVER, function, &answer);
+			receive(&waiting, i, &answer, arg);
+			idem_close(&waiting);
+			MemoryContextSwitchTo(old);
+			idem_open(&store, &name, AccessShareLock);
+		}
 		else
-			left[nleft++] = i;
-		MemoryContextSwitchTo(old);
-		MemoryContextReset(batch->per_key);
-	}
-	idem_close(&store);
-	if (nleft == 0)
-		return;
-
-	idem_require_writable(function);
-	idem_open(&store, &name, RowExclusiveLock);
-	for (int k = 0; k < nleft; k++)
-	{
-		int			i = left[k];
-
-		name.key = batch->keys[i];
-		request->hash = hashes != NULL ? hashes[i] : NULL;
-		idem_select(&store, &name);
-		MemoryContextSwitchTo(batch->per_key);
-		take_or_wait(&store, &name, request, wait, function, &answer);
-		receive(&store, i, &answer, arg);
+			receive(&store, i, &answer, arg);
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(batch->per_key);
 	}

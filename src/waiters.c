@@ -10,6 +10,9 @@
  * fall between the look and the sleep.  Two keys in one slot cost each other a
  * look.
  *
+ * A slot also counts the writes to its keys.  Who has looked, and finds the
+ * count unchanged once he has the key lock, need not look again.
+ *
  * There is shared memory only if the library was preloaded.  Without it nobody
  * is woken, and a waiter looks again after a while.
  *
@@ -18,6 +21,7 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "port/atomics.h"
 #include "storage/condition_variable.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -27,10 +31,16 @@
 #include "compat.h"
 #include "waiters.h"
 
-static ConditionVariable *slots = NULL;
+typedef struct Slot
+{
+	ConditionVariable changed;
+	pg_atomic_uint64 writes;	/* counted under the key lock, from 1 */
+} Slot;
+
+static Slot *slots = NULL;
 static shmem_startup_hook_type next_startup_hook = NULL;
 
-#define SLOTS_SIZE (IDEM_WAIT_SLOTS * sizeof(ConditionVariable))
+#define SLOTS_SIZE (IDEM_WAIT_SLOTS * sizeof(Slot))
 
 static void
 startup(void)
@@ -44,7 +54,10 @@ startup(void)
 	slots = ShmemInitStruct("idempotency waiters", SLOTS_SIZE, &found);
 	if (!found)
 		for (int i = 0; i < IDEM_WAIT_SLOTS; i++)
-			ConditionVariableInit(&slots[i]);
+		{
+			ConditionVariableInit(&slots[i].changed);
+			pg_atomic_init_u64(&slots[i].writes, 1);
+		}
 	LWLockRelease(AddinShmemInitLock);
 }
 
@@ -96,7 +109,8 @@ void
 idem_waiters_sleep(uint64 hash, long timeout, uint32 wait_event)
 {
 	if (slots != NULL)
-		(void) ConditionVariableTimedSleep(&slots[idem_waiters_slot(hash)], timeout, wait_event);
+		(void) ConditionVariableTimedSleep(&slots[idem_waiters_slot(hash)].changed, timeout,
+										   wait_event);
 	else
 	{
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
@@ -116,5 +130,18 @@ idem_waiters_leave(void)
 void
 idem_waiters_wake(int slot)
 {
-	ConditionVariableBroadcast(&slots[slot]);
+	ConditionVariableBroadcast(&slots[slot].changed);
+}
+
+/* How often the keys of the slot were written; 0 if nobody counts. */
+uint64
+idem_writes_to_slot(uint64 hash)
+{
+	return slots != NULL ? pg_atomic_read_u64(&slots[idem_waiters_slot(hash)].writes) : 0;
+}
+
+void
+idem_count_write(int slot)
+{
+	pg_atomic_fetch_add_u64(&slots[slot].writes, 1);
 }

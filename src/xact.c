@@ -141,7 +141,7 @@ idem_xact_changed(void)
 	current_level()->must_flush = true;
 }
 
-/* The current key's row has been written. */
+/* The current key's row has been written, and the key is still locked. */
 void
 idem_xact_touched(IdemStore *store)
 {
@@ -150,6 +150,7 @@ idem_xact_touched(IdemStore *store)
 	if (!idem_waiters_are_woken())
 		return;
 	slot = idem_waiters_slot(idem_key_hash(store));
+	idem_count_write(slot);
 	touched[slot / 64] |= UINT64CONST(1) << (slot % 64);
 	any_touched = true;
 }
