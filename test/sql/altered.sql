@@ -27,7 +27,12 @@ BEGIN
     PERFORM idem_complete(k, '2');
     SELECT status, response INTO c FROM idem_get(k);
     answer := concat_ws(', ', answer, concat_ws(' ', c.status, c.response));
-    PERFORM idem_forget(k);
+    answer := concat_ws(', ', answer, (SELECT string_agg(concat_ws(' ', ordinal, outcome), ' ') FROM idem_claim_many(ARRAY[k || '-2', 'done', k || '-1'])));
+    answer := concat_ws(', ', answer, idem_complete_many(ARRAY[k || '-1', k || '-2'], NULL, '{3,4}'));
+    answer := concat_ws(', ', answer, (SELECT string_agg(concat_ws(' ', outcome, response), ' ') FROM idem_claim_many(ARRAY[k || '-2', k || '-1'])));
+    answer := concat_ws(', ', answer, (SELECT concat_ws(' ', e.outcome, e.response, f.outcome) FROM idem_execute(k || '-3', 'SELECT 5') e, idem_execute(k || '-4', 'SELECT 1/0') f));
+    answer := concat_ws(', ', answer, concat_ws(' ', idem_once(k || '-5'), idem_once(k || '-5'), (SELECT array_agg(o) FROM idem_once_many(ARRAY[k || '-6', k || '-5']) o) = ARRAY[k || '-6']));
+    PERFORM idem_forget(k), idem_forget(k || '-1'), idem_forget(k || '-2'), idem_forget(k || '-3'), idem_forget(k || '-4'), idem_forget(k || '-5'), idem_forget(k || '-6');
     RETURN concat_ws(', ', answer, (SELECT outcome FROM idem_claim(k)));
 END $$;
 SELECT use_it('before') AS well \gset
@@ -152,6 +157,14 @@ UPDATE idempotency_keys SET tenant = key, y = 8 WHERE key IN ('done', 'added');
 SELECT idem_fail('added', token => :token, disposition => 'retry');
 SELECT outcome, attempt FROM idem_claim('added');
 SELECT key, tenant, x, y FROM idempotency_keys WHERE key IN ('done', 'added') ORDER BY key;
+-- The same in batches, and of the other calls
+SELECT key, outcome FROM idem_claim_many('{batch-2,added,batch-1}');
+SELECT * FROM idem_once_many('{once-2,added,once-1}');
+SELECT idem_once('once-3'), outcome FROM idem_execute('executed', 'SELECT 1');
+SELECT key, tenant, x, y FROM idempotency_keys WHERE key ~ '^(batch|once|executed)' ORDER BY key;
+UPDATE idempotency_keys SET tenant = key, y = 9 WHERE key LIKE 'batch%';
+SELECT idem_complete_many(array_agg(key ORDER BY key), array_agg(token ORDER BY key), '{1,2}') FROM idempotency_keys WHERE key LIKE 'batch%';
+SELECT key, tenant, x, y, response FROM idempotency_keys WHERE key LIKE 'batch%' ORDER BY key;
 ALTER TABLE idempotency_keys DROP x;
 SELECT use_it('dropped') = :'well' AS well;
 -- One that must be given, and isn't
@@ -214,6 +227,15 @@ SELECT idem_fail('logged', token => :token, disposition => 'retry');
 SELECT token FROM idem_claim('logged') \gset
 SELECT idem_complete('logged', '1', :token), idem_complete('logged', '1', :token);
 SELECT idem_forget('logged');
+SELECT key, outcome FROM public.idem_claim_many('{logged-2,done,logged-1,logged-2}');
+BEGIN;
+SELECT count(*) FROM idem_claim_many('{logged-4,logged-3}');
+SELECT idem_complete_many('{logged-4,logged-3,logged-4}', NULL);
+COMMIT;
+SELECT * FROM idem_once_many('{logged-6,done,logged-5}');
+SELECT idem_once('logged-7'), idem_once('logged-7');
+SELECT outcome, response FROM idem_execute('logged-8', 'SELECT count(*) FROM idem_claim_many(''{logged-8,logged-9}'')');
+SELECT outcome FROM idem_execute('logged-10', 'SELECT 1 / (count(*) - 1) FROM idem_claim(''logged-11'')');
 SELECT current_user, current_setting('search_path');
 RESET search_path;
 RESET ROLE;
@@ -228,6 +250,12 @@ SELECT outcome FROM idem_claim('refused');
 SELECT count(*) FROM idem_get('refused');
 SELECT idem_complete('open', '1', :open_token);
 SELECT idem_forget('open');
+SELECT outcome FROM idem_claim_many('{refused-1,refused-2}');
+SELECT idem_complete_many('{open}', ARRAY[:open_token]);
+SELECT idem_once('refused');
+SELECT * FROM idem_once_many('{refused,refused-1}');
+SELECT idem_execute('refused', 'SELECT 1');
+SELECT count(*) FROM unnest('{refused,refused-1,refused-2}'::text[]) k, idem_get(k);
 SELECT current_user <> 'regress_idem_app' AS myself, status FROM idem_get('open');
 ALTER TABLE idempotency_keys DISABLE TRIGGER refuse;
 SELECT outcome FROM idem_claim('refused');
@@ -242,6 +270,9 @@ CREATE TRIGGER mark AFTER INSERT ON idempotency_keys FOR EACH ROW WHEN (NEW.key 
 SELECT outcome FROM idem_claim('marked');
 SELECT trigger, key, new_status FROM log ORDER BY n;
 SELECT status FROM idem_get('mark of marked');
+SELECT key, outcome FROM idem_claim_many('{marked-2,marked-1}');
+SELECT idem_once('marked-3'), outcome, response FROM idem_execute('marked-4', 'SELECT status FROM idem_get(''mark of marked-4'')');
+SELECT trigger, key, new_status FROM log ORDER BY n;
 DROP TRIGGER mark ON idempotency_keys;
 
 --

@@ -78,6 +78,14 @@ BEGIN
     PERFORM public.idem_claim('u', scope => 'hostile');
     PERFORM public.idem_fail('u', scope => 'hostile', disposition => 'unknown'::public.idem_disposition);
     RAISE INFO '% %', public.idem_resolve('u', 'completed'::public.idem_status, scope => 'hostile'), public.idem_forget('u', 'hostile');
+    SELECT * INTO c FROM public.idem_execute(k || '-executed', 'SELECT 1 AS one, $1 AS args', '{"n": 1.50}'::pg_catalog.jsonb);
+    RAISE INFO '% %', c.outcome, c.response;
+    SELECT * INTO c FROM public.idem_execute(k || '-failed', 'SELECT 1/0');
+    RAISE INFO '% %', c.outcome, c.response;
+    RAISE INFO '% %', public.idem_once(k || '-once'), public.idem_once(k || '-once');
+    FOR c IN SELECT * FROM public.idem_once_many(ARRAY[k || '-many', k || '-once']) LOOP RAISE INFO '%', c; END LOOP;
+    FOR c IN SELECT ordinal, outcome, response FROM public.idem_claim_many(ARRAY['before', k || '-b', k || '-a'], ARRAY['{"n": 1}', '1', '2']::pg_catalog.jsonb[]) LOOP RAISE INFO '%', c; END LOOP;
+    RAISE INFO '%', public.idem_complete_many(ARRAY[k || '-a', k || '-b'], NULL, ARRAY['1', '2']::pg_catalog.jsonb[]);
     RAISE INFO '% %', public.idem_key('a', 'b:c'), public.idem_uuid('k');
     RAISE INFO '%', public.idem_fingerprint('{"a": 1.50}'::pg_catalog.jsonb);
 END $$;

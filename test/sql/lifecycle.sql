@@ -27,6 +27,10 @@ BEGIN
     RAISE INFO '% % %', c.outcome, c.attempt, (SELECT concat(outcome, ' ', response) FROM idem_claim(k, '{"n": 1}'));
     RAISE INFO '%', (SELECT concat(status, ' ', response) FROM idem_get(k));
     RAISE INFO '%', idem_forget(k);
+    SELECT outcome::text, response INTO c FROM idem_execute(k, 'SELECT count(*) FROM idem_claim_many(''{many-1,many-2,many-1}'') WHERE outcome = ''claimed''');
+    RAISE INFO '% % % % %', c.outcome, c.response, idem_once(k), idem_once(k || '-once'), (SELECT array_agg(o) FROM idem_once_many(ARRAY[k || '-many', k || '-once']) o);
+    RAISE INFO '%', idem_complete_many('{many-2,many-1}', NULL);
+    PERFORM idem_forget(f) FROM unnest(ARRAY[k, k || '-once', k || '-many', 'many-1', 'many-2']) f;
 END $$;
 EXECUTE claim('a');
 EXECUTE complete('a');

@@ -32,6 +32,11 @@ SELECT idem_complete('mine', '1', :token);
 SELECT outcome, response FROM idem_claim('mine');
 SELECT outcome, response FROM idem_claim('mine', scope => 'tenant-1');
 SELECT scope, key, status FROM idem_get('mine', 'tenant-1');
+SELECT response, replayed FROM idem_execute('executed', 'SELECT scope FROM idem_get(''mine'')');
+SELECT idem_once('message'), idem_once('message', 'tenant-1');
+SELECT * FROM idem_once_many('{message,theirs,message-2}');
+SELECT key, outcome, response FROM idem_claim_many('{theirs,mine,many}');
+SELECT idem_complete_many(array_agg(key), array_agg(token)) FROM idem_claim_many('{many-3,many-4}');
 SELECT idem_fail('failed', '1', token, disposition => 'unknown') FROM idem_claim('failed', scope => 'tenant-1');
 SELECT idem_resolve('failed', 'completed', '2'), idem_resolve('failed', 'completed', '2', 'tenant-1');
 SELECT idem_forget('failed'), idem_forget('failed', 'tenant-1'), idem_forget('running');
@@ -53,9 +58,21 @@ SELECT * FROM idem_get('theirs', 'tenant-2');
 SELECT * FROM idem_get('none', 'tenant-2');
 SELECT idem_resolve('running', 'completed', scope => 'tenant-2');
 SELECT idem_forget('theirs', 'tenant-2');
+SELECT idem_execute('theirs', 'SELECT 1', scope => 'tenant-2');
+SELECT idem_execute('none', 'SELECT 1', scope => 'tenant-2');
+SELECT idem_once('theirs', 'tenant-2');
+SELECT idem_once('none', 'tenant-2');
+SELECT * FROM idem_once_many('{none}', 'tenant-2');
+SELECT * FROM idem_once_many('{}', 'tenant-2');
+SELECT * FROM idem_claim_many('{theirs,none}', scope => 'tenant-2');
+SELECT idem_complete_many('{running}', ARRAY[:their_token], scope => 'tenant-2');
+-- A command is as confined as its caller.
+SELECT outcome, response->>'sqlstate' AS sqlstate FROM idem_execute('inner', 'SELECT idem_claim(''theirs'', scope => ''tenant-2'')');
+SELECT outcome, response->>'sqlstate' AS sqlstate FROM idem_execute('inner-set', 'SET idempotency.scope = ''tenant-2''');
 -- Bad input stays bad input.
 SELECT idem_claim('theirs', scope => NULL);
 SELECT idem_claim('');
+SELECT idem_once('theirs', NULL);
 \set VERBOSITY default
 SELECT idem_claim('theirs', scope => 'tenant-2');
 \set VERBOSITY sqlstate

@@ -53,6 +53,48 @@ SELECT outcome FROM idem_claim('result');
 SELECT idem_complete('result', '"after all"', :token);
 SELECT outcome, response FROM idem_claim('result');
 
+-- A command, a message and a batch
+BEGIN;
+SELECT outcome, response FROM idem_execute('executed', 'SELECT count(*) FROM idem_claim_many(''{batch-1,batch-2}'')');
+SELECT idem_once('message'), idem_complete_many('{batch-1}', NULL);
+PREPARE TRANSACTION 'regress_idem_9';
+SELECT outcome, replayed FROM idem_execute('executed', 'SELECT 1', wait => '0');
+SELECT outcome, replayed FROM idem_execute('executed', 'SELECT 1', wait => '50 ms');
+SELECT key, outcome FROM idem_claim_many('{batch-2,new,batch-1,message}');
+SET statement_timeout = '100ms';
+SELECT outcome FROM idem_execute('executed', 'SELECT 1');
+SELECT idem_once('message');
+SELECT * FROM idem_once_many('{other,message}');
+RESET statement_timeout;
+SELECT count(*) FROM idem_get('other');
+COMMIT PREPARED 'regress_idem_9';
+SELECT outcome, response, replayed FROM idem_execute('executed', 'SELECT 1');
+SELECT idem_once('message');
+SELECT * FROM idem_once_many('{other,message}');
+SELECT key, outcome FROM idem_claim_many('{batch-2,new,batch-1,message}');
+BEGIN;
+SELECT outcome FROM idem_execute('executed back', 'SELECT 1');
+SELECT * FROM idem_once_many('{message-back}');
+PREPARE TRANSACTION 'regress_idem_9';
+ROLLBACK PREPARED 'regress_idem_9';
+SELECT idem_once('message-back'), outcome, replayed FROM idem_execute('executed back', 'SELECT 1');
+-- A command that meets somebody's lock: the request isn't to blame.
+CREATE TABLE stock AS SELECT 1 AS item, 10 AS n;
+BEGIN;
+UPDATE stock SET n = n - 1;
+PREPARE TRANSACTION 'regress_idem_9';
+SET lock_timeout = '50ms';
+SELECT idem_execute('locked', 'UPDATE stock SET n = n - 1');
+SELECT idem_execute('locked', 'SELECT n FROM stock FOR UPDATE NOWAIT');
+RESET lock_timeout;
+SET statement_timeout = '50ms';
+SELECT idem_execute('locked', 'UPDATE stock SET n = n - 1');
+RESET statement_timeout;
+SELECT count(*) FROM idem_get('locked');
+COMMIT PREPARED 'regress_idem_9';
+SELECT outcome, attempt, response FROM idem_execute('locked', 'UPDATE stock SET n = n - 1 RETURNING n');
+DROP TABLE stock;
+
 -- An end to it by an administrator waits, like any other change of the row.
 BEGIN;
 SELECT outcome FROM idem_claim('waited for');

@@ -46,8 +46,15 @@ DO $$ BEGIN PERFORM pg_sleep(0.01); END $$;
 SELECT count(idem_complete(k, token => token, body => pg_temp.noise(3992))) FROM generate_series(1, 9) i, unnest(ARRAY['w-gone-' || i, 'w-stays-' || i]) k, idem_claim(k);
 SELECT count(idem_forget('w-gone-' || i)) FROM generate_series(1, 9) i;
 
+-- What idem_execute, idem_once and the batches are asked for again
+SELECT count(*) FROM generate_series(1, 8) i, idem_execute('w-executed-' || i, 'SELECT pg_temp.noise(2048)', '{"n": 1}') a, idem_execute('w-raised-' || i, 'SELECT 1/0') b,
+    LATERAL (SELECT idem_once('w-once-' || i)) c, LATERAL (SELECT idem_complete_many(array_agg(key ORDER BY ordinal), NULL, '{1,"\"two\""}') FROM idem_claim_many(ARRAY['w-batch-' || i, 'w-batch-too-' || i])) d;
+
 -- That it would be noticed
 CALL pg_temp.measure('a claim', $$SELECT idem_claim('w-new-#')$$);
+CALL pg_temp.measure('once', $$SELECT idem_once('w-new-once-#')$$);
+CALL pg_temp.measure('a batch with a new one', $$SELECT count(*) FROM idem_claim_many('{w-executed-#,w-new-batch-#}')$$);
+CALL pg_temp.measure('a command', $$SELECT idem_execute('w-new-executed-#', 'SELECT 1')$$);
 
 CALL pg_temp.measure('replay', $$SELECT idem_claim('w-done-#', '{"n": 1}')$$);
 CALL pg_temp.measure('replay of 4 kB', $$SELECT idem_claim('w-4 kB-#')$$);
@@ -61,6 +68,14 @@ CALL pg_temp.measure('processing', $$SELECT idem_claim('w-open-#', '{"n": 1}')$$
 CALL pg_temp.measure('processing, after a wait', $$SELECT idem_claim('w-open-#', '{"n": 1}', wait => '20 ms')$$);
 CALL pg_temp.measure('mismatch', $$SELECT idem_claim('w-done-#', '{"n": 2}')$$);
 CALL pg_temp.measure('mismatch with an open claim', $$SELECT idem_claim('w-open-#', '{"n": 2}', wait => '1 hour')$$);
+CALL pg_temp.measure('a command''s replay', $$SELECT idem_execute('w-executed-#', 'SELECT 1', '{"n": 1}')$$);
+CALL pg_temp.measure('a failed command''s replay', $$SELECT idem_execute('w-raised-#', 'SELECT 1')$$);
+CALL pg_temp.measure('mismatch of a command', $$SELECT idem_execute('w-executed-#', 'SELECT 1', '{"n": 2}')$$);
+CALL pg_temp.measure('a command on an open claim', $$SELECT idem_execute('w-open-#', 'SELECT 1', '{"n": 1}', wait => '0')$$);
+CALL pg_temp.measure('once more', $$SELECT idem_once('w-once-#')$$);
+CALL pg_temp.measure('once more, in a batch', $$SELECT count(*) FROM idem_once_many('{w-once-#,w-open-#,w-once-#}')$$);
+CALL pg_temp.measure('a batch of replays', $$SELECT count(*) FROM idem_claim_many('{w-batch-too-#,w-open-#,w-batch-#,w-unknown-#,w-retryable-#,w-batch-#}')$$);
+CALL pg_temp.measure('a batch of mismatches', $$SELECT count(*) FROM idem_claim_many('{w-batch-too-#,w-open-#,w-batch-#}', operation => 'other')$$);
 CALL pg_temp.measure('idem_get', $$SELECT idem_get('w-done-#')$$);
 CALL pg_temp.measure('idem_get of none', $$SELECT idem_get('w-none-#')$$);
 CALL pg_temp.measure('idem_fingerprint', $$SELECT idem_fingerprint('{"n": #}')$$);
@@ -71,6 +86,9 @@ CREATE TEMP TABLE rows_before AS SELECT key AS name, concat_ws(' ', ctid, xmin, 
 SELECT last_value, is_called FROM idempotency_keys_token_seq \gset
 SELECT outcome, count(*) FROM generate_series(1, 100) i, rows_before, idem_claim(name) WHERE name NOT LIKE 'w-new-%' GROUP BY outcome ORDER BY outcome;
 SELECT outcome, count(*) FROM generate_series(1, 100) i, rows_before, idem_claim(name, operation => 'other') GROUP BY outcome;
+SELECT outcome, count(*) FROM generate_series(1, 100) i, idem_claim_many((SELECT array_agg(name ORDER BY name DESC) FROM rows_before WHERE name NOT LIKE 'w-new-%')) GROUP BY outcome ORDER BY outcome;
+SELECT outcome, replayed, count(*) FROM rows_before, idem_execute(name, 'SELECT 1/0', wait => '0') WHERE name NOT LIKE 'w-new-%' GROUP BY outcome, replayed ORDER BY outcome;
+SELECT count(*) FROM idem_once_many((SELECT array_agg(name) FROM rows_before));
 SELECT count(*) = (SELECT count(*) FROM rows_before) AS same_rows, bool_and(concat_ws(' ', k.ctid, k.xmin, k.xmax, k) = version) AS untouched
     FROM rows_before JOIN idempotency_keys k ON key = name;
 SELECT last_value = :last_value AS no_token, is_called = :'is_called' AS as_before FROM idempotency_keys_token_seq;
@@ -80,10 +98,14 @@ BEGIN;
 SELECT outcome FROM idem_claim('w-done-1', '{"n": 1}');
 SELECT outcome FROM idem_claim('w-done-1', '{"n": 2}');
 SELECT outcome FROM idem_claim('w-open-1', '{"n": 1}');
+SELECT outcome FROM idem_execute('w-executed-1', 'SELECT 1', '{"n": 1}');
+SELECT idem_once('w-once-1');
+SELECT outcome FROM idem_claim_many('{w-open-1,w-batch-1}');
 SELECT locktype, mode FROM pg_locks WHERE pid = pg_backend_pid() AND (locktype IN ('advisory', 'tuple', 'transactionid') OR relation IN ('idempotency_keys'::regclass, 'idempotency_keys_pkey'::regclass));
 SELECT pg_current_xact_id_if_assigned() AS xid;
 COMMIT;
 
 -- A completion that is told once more changes nothing either.
 SELECT idem_complete('w-done-1', '{"n": 1}', token, http_status => 201, headers => '[["A","1"]]', body => 'body') FROM idempotency_keys WHERE key = 'w-done-1';
+SELECT idem_complete_many('{w-batch-too-1,w-batch-1}', array_agg(token ORDER BY key DESC), '{"\"two\"",1}') FROM idempotency_keys WHERE key IN ('w-batch-1', 'w-batch-too-1');
 SELECT bool_and(concat_ws(' ', k.ctid, k.xmin, k.xmax, k) = version) AS untouched FROM rows_before JOIN idempotency_keys k ON key = name;
