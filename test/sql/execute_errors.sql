@@ -24,7 +24,7 @@ BEGIN
         r := idem_execute(command, command);
         first := concat_ws(' ', r.outcome, CASE WHEN r.replayed THEN 'again' END);
         state := r.response->>'sqlstate';
-    EXCEPTION WHEN OTHERS THEN
+    EXCEPTION WHEN OTHERS OR query_canceled THEN
         first := 'raised';
         state := SQLSTATE;
     END;
@@ -53,7 +53,7 @@ SELECT response FROM idem_execute('odd', $$DO E'BEGIN RAISE EXCEPTION E''\\u20ac
 -- Of every class but those that say nothing about the request
 SELECT code, t.* FROM unnest('{01000,02000,03000,09000,0A000,0B000,0L000,0P000,20000,21000,22000,22P02,23000,23505,23503,23514,24000,25000,25006,26000,27000,28000,2B000,2D000,2F000,34000,38000,39000,3B000,3D000,3F000,42000,42501,44000,54000,54001,55000,55006,55P02,72000,F0000,HV000,P0000,P0001,P0002,IK400,IK404,IK409,IK410,IK413,ZZ999,5A000,99999}'::text[]) code,
     pg_temp.try(format('SELECT raise(%L)', code)) t
-    WHERE t.first <> 'failed' OR t.state <> code OR t.second <> 'failed again' OR t.replay_differs OR t.effects <> 0;
+    WHERE t.first <> 'failed' OR t.state IS DISTINCT FROM code OR t.second <> 'failed again' OR t.replay_differs OR t.effects <> 0;
 -- Real ones
 \pset format unaligned
 SELECT command, t.* FROM unnest(ARRAY['SELECT 1 +', 'no such command', 'SELECT * FROM no_such_table', 'SELECT no_such_function()', 'SELECT $2', 'SELECT ''x''::int', 'SELECT 2147483647 + 1',
@@ -109,7 +109,7 @@ SELECT :shown FROM idem_execute('bare', 'SELECT 1');
 --
 SELECT code, t.* FROM unnest('{08000,08006,08P01,40000,40001,40002,40003,40P01,53000,53100,53200,53300,53400,57000,57014,57P01,57P02,57P03,57P05,58000,58030,58P01,XX000,XX001,XX002,55P03}'::text[]) code,
     pg_temp.try(format('SELECT raise(%L)', code)) t
-    WHERE t.first <> 'raised' OR t.state <> code OR t.second <> 'completed' OR t.effects <> 0;
+    WHERE t.first <> 'raised' OR t.state IS DISTINCT FROM code OR t.second <> 'completed' OR t.effects <> 0;
 \set VERBOSITY default
 SELECT idem_execute('raised', 'SELECT raise(''40001'')');
 \set VERBOSITY sqlstate
