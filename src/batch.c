@@ -102,7 +102,8 @@ idem_arg_elements(FunctionCallInfo fcinfo, int arg, const IdemBatch *batch, cons
 	if (n != batch->nkeys)
 		ereport(ERROR,
 				(errcode(IDEM_ERRCODE_BAD_INPUT),
-				 errmsg("array of %s has %d elements for %d keys", what, n, batch->nkeys),
+				 errmsg("array of %s does not match the array of keys", what),
+				 errdetail("Numbers of elements: %d and %d.", n, batch->nkeys),
 				 errhint("Pass one for each key, null where there is none.")));
 	return elements;
 }

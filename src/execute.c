@@ -21,6 +21,7 @@
 #include "funcapi.h"
 #include "nodes/makefuncs.h"
 #include "nodes/params.h"
+#include "tcop/tcopprot.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/fmgroids.h"
@@ -33,11 +34,14 @@
 #include "fingerprint.h"
 #include "settings.h"
 
-/* What came of the command. */
+/*
+ * What came of the command.  A mistake in it is the programmer's, not the
+ * request's: it is raised and not stored, once the command has ended.
+ */
 typedef struct Run
 {
-	int			status;			/* SPI's */
-	bool		many;			/* it returned more than one row */
+	const char *mistake;
+	const char *hint;
 	bool		failed;
 	NullableDatum value;		/* jsonb: its value, or its error */
 } Run;
@@ -73,35 +77,55 @@ value_to_jsonb(Datum value, Oid type)
 	return FunctionCall1(&flinfo, value);
 }
 
+static bool
+has_same_names(TupleDesc desc)
+{
+	for (int i = 1; i < desc->natts; i++)
+		for (int j = 0; j < i; j++)
+			if (namestrcmp(&TupleDescAttr(desc, i)->attname,
+						   NameStr(TupleDescAttr(desc, j)->attname)) == 0)
+				return true;
+	return false;
+}
+
 /*
  * The value of the row that SPI has, if there is one: that of its only column,
  * or an object of all columns.
  */
-static NullableDatum
-value_of_result(void)
+static void
+take_value(Run *run)
 {
-	NullableDatum result = {(Datum) 0, true};
 	TupleDesc	desc;
 	HeapTuple	tuple;
 
+	run->value.isnull = true;
 	if (SPI_tuptable == NULL || SPI_tuptable->numvals == 0)
-		return result;
+		return;
 	tuple = SPI_tuptable->vals[0];
 	desc = SPI_tuptable->tupdesc;
-	if (desc->natts == 1)
+	if (SPI_tuptable->numvals > 1)
 	{
-		Datum		value = heap_getattr(tuple, 1, desc, &result.isnull);
+		run->mistake = "command returned more than one row";
+		run->hint = "Let it return one value, such as jsonb_agg(...) over the rows.";
+	}
+	else if (desc->natts == 1)
+	{
+		Datum		value = heap_getattr(tuple, 1, desc, &run->value.isnull);
 
-		if (!result.isnull)
-			result.value = value_to_jsonb(value, TupleDescAttr(desc, 0)->atttypid);
+		if (!run->value.isnull)
+			run->value.value = value_to_jsonb(value, TupleDescAttr(desc, 0)->atttypid);
+	}
+	else if (has_same_names(desc))
+	{
+		run->mistake = "command returned two columns of the same name";
+		run->hint = "Name the columns; they become the fields of an object.";
 	}
 	else
 	{
 		desc = BlessTupleDesc(desc);
-		result.value = value_to_jsonb(heap_copy_tuple_as_datum(tuple, desc), RECORDOID);
-		result.isnull = false;
+		run->value.value = value_to_jsonb(heap_copy_tuple_as_datum(tuple, desc), RECORDOID);
+		run->value.isnull = false;
 	}
-	return result;
 }
 
 static ParamListInfo
@@ -116,27 +140,52 @@ make_params(NullableDatum args)
 	return params;
 }
 
+/*
+ * How many rows the executor is to make at most.  Of a query two, since the
+ * second is one too many; but SPI applies it to every statement there is, and
+ * what the others return is of no interest.
+ */
+static uint64
+row_limit(List *statements)
+{
+	RawStmt    *first = linitial_node(RawStmt, statements);
+
+	return list_length(statements) == 1 && IsA(first->stmt, SelectStmt) ? 2 : 0;
+}
+
 /* Runs the command; its value comes back in the given memory context. */
 static void
 run_command(Run *run, const char *command, NullableDatum args, MemoryContext context)
 {
 	SPIExecuteOptions options = {0};
+	List	   *statements;
+	int			status;
 
 	SPI_connect();
-	options.params = make_params(args);
-	options.tcount = 2;			/* a second row is one too many */
-	run->status = SPI_execute_extended(command, &options);
-	if (run->status >= 0)
+	statements = pg_parse_query(command);
+	if (statements == NIL)
 	{
-		run->many = SPI_tuptable != NULL && SPI_tuptable->numvals > 1;
-		run->value = value_of_result();
-		if (!run->value.isnull)
-		{
-			MemoryContext old = MemoryContextSwitchTo(context);
+		run->mistake = "command must not be empty";
+		run->hint = "Pass an SQL command.";
+		SPI_finish();
+		return;
+	}
+	options.params = make_params(args);
+	options.tcount = row_limit(statements);
+	status = SPI_execute_extended(command, &options);
+	if (status < 0)
+	{
+		run->mistake = "command begins or ends a transaction, or copies from or to the client";
+		run->hint = "Leave transactions to the caller of idem_execute().";
+	}
+	else
+		take_value(run);
+	if (!run->value.isnull)
+	{
+		MemoryContext old = MemoryContextSwitchTo(context);
 
-			run->value.value = datumCopy(run->value.value, false, -1);
-			MemoryContextSwitchTo(old);
-		}
+		run->value.value = datumCopy(run->value.value, false, -1);
+		MemoryContextSwitchTo(old);
 	}
 	SPI_finish();
 }
@@ -181,6 +230,7 @@ run_isolated(Run *run, const char *command, NullableDatum args)
 	ResourceOwner owner = CurrentResourceOwner;
 
 	memset(run, 0, sizeof(*run));
+	run->value.isnull = true;
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(context);
 	PG_TRY();
@@ -207,43 +257,6 @@ run_isolated(Run *run, const char *command, NullableDatum args)
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);
 	CurrentResourceOwner = owner;
-}
-
-/*
- * What a command must not be is the programmer's mistake, so it isn't stored;
- * what the command has done goes with the error.
- */
-static void
-check_run(const Run *run)
-{
-	if (run->failed)
-		return;
-	if (run->status < 0)
-		ereport(ERROR,
-				(errcode(IDEM_ERRCODE_BAD_INPUT),
-				 errmsg("command cannot be executed: %s", SPI_result_code_string(run->status)),
-				 errhint("It must not begin or end a transaction, nor copy from or to the client.")));
-	if (run->many)
-		ereport(ERROR,
-				(errcode(IDEM_ERRCODE_BAD_INPUT),
-				 errmsg("command returned more than one row"),
-				 errhint("Let it return one value, such as jsonb_agg(...) over the rows.")));
-}
-
-static char *
-arg_command(FunctionCallInfo fcinfo, int arg)
-{
-	char	   *command;
-
-	if (PG_ARGISNULL(arg))
-		idem_bad_null("command", "Pass an SQL command.");
-	command = text_to_cstring(PG_GETARG_TEXT_PP(arg));
-	if (command[strspn(command, " \t\r\n;")] == '\0')
-		ereport(ERROR,
-				(errcode(IDEM_ERRCODE_BAD_INPUT),
-				 errmsg("command must not be empty"),
-				 errhint("Pass an SQL command.")));
-	return command;
 }
 
 /* Stores what came of the command, in the claim that the answer is about. */
@@ -296,7 +309,7 @@ Datum
 idem_execute(PG_FUNCTION_ARGS)
 {
 	IdemKey		name = idem_arg_key(fcinfo, 0, 3);
-	char	   *command = arg_command(fcinfo, 1);
+	char	   *command;
 	NullableDatum args = fcinfo->args[2];
 	IdemRequest request = {0};
 	IdemStore	store;
@@ -306,6 +319,9 @@ idem_execute(PG_FUNCTION_ARGS)
 	int64		wait;
 	Datum		result;
 
+	if (PG_ARGISNULL(1))
+		idem_bad_null("command", "Pass an SQL command.");
+	command = text_to_cstring(PG_GETARG_TEXT_PP(1));
 	request.operation = idem_arg_name(fcinfo, 4, "operation");
 	request.ttl = idem_arg_ttl(fcinfo, 5);
 	request.lease = idem_default_lease * INT64CONST(1000);
@@ -326,7 +342,11 @@ idem_execute(PG_FUNCTION_ARGS)
 	idem_close(&store);
 
 	run_isolated(&run, command, args);
-	check_run(&run);
+	if (run.mistake != NULL)
+		ereport(ERROR,
+				(errcode(IDEM_ERRCODE_BAD_INPUT),
+				 errmsg("%s", run.mistake),
+				 errhint("%s", run.hint)));
 	settle_run(&change, &name, &run, &answer);
 	result = make_result(&change.store, &answer, false);
 	PG_RETURN_DATUM(idem_finish_change(&change, result));

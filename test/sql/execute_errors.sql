@@ -185,6 +185,9 @@ SELECT idem_execute('refused', NULL);
 SELECT idem_execute('refused', '');
 SELECT idem_execute('refused', 'COMMIT');
 SELECT idem_execute('refused', 'COPY effects TO STDOUT');
+SELECT idem_execute('refused', '-- nothing but a comment');
+SELECT idem_execute('refused', 'SELECT 1, 2');
+SELECT idem_execute('refused', 'SELECT 1 AS a, 2 AS b, 3 AS a');
 \set VERBOSITY sqlstate
 SELECT idem_execute('refused', E' \n\t\r ; ;; ');
 SELECT idem_execute('refused', 'BEGIN');
