@@ -137,6 +137,38 @@ my @commits = (
 		 DO \$\$ BEGIN PERFORM idem_complete('KEY'); RAISE division_by_zero;
 			EXCEPTION WHEN division_by_zero THEN NULL; END \$\$" ],
 
+	# Commands and messages are settled in the transaction that claims them.
+	[ 'a command', 0, [], "SELECT idem_execute('KEY', 'INSERT INTO orders VALUES (''KEY'')')" ],
+	[ 'a command that fails', 0, [], "SELECT idem_execute('KEY', 'INSERT INTO orders SELECT 1 / 0')" ],
+	[ 'a command that takes over an ended lease', 0, ["SELECT token FROM idem_claim('KEY', lease => '1 ms')"],
+		"SELECT idem_execute('KEY', 'SELECT 1')" ],
+	[ 'a command that claims another key', 1, [], "SELECT idem_execute('KEY', 'SELECT idem_claim(''KEY.2'')')" ],
+	[ 'a command that claims and settles another key', 0, [],
+		"SELECT idem_execute('KEY', 'SELECT idem_claim(''KEY.2''), idem_complete(''KEY.2'')')" ],
+	[ 'a command that claims another key and fails', 0, [],
+		"SELECT idem_execute('KEY', 'SELECT 1 / (idem_claim(''KEY.2'') IS NULL)::int')" ],
+	[ 'a command that settles an earlier claim', 1, ["SELECT token FROM idem_claim('KEY.2')"],
+		"SELECT idem_execute('KEY', 'SELECT idem_complete(''KEY.2'', token => TOKEN)')" ],
+	[ 'a command within another one', 0, [],
+		"SELECT idem_execute('KEY', 'SELECT to_jsonb(idem_execute(''KEY.2'', ''SELECT 1''))')" ],
+	[ 'a message', 0, [], "SELECT idem_once('KEY'); INSERT INTO orders VALUES ('KEY')" ],
+	[ 'a message that takes an expired key', 0, ["SELECT idem_once('KEY', ttl => '1 ms'); SELECT pg_sleep(0.002)"],
+		"SELECT idem_once('KEY')" ],
+	[ 'messages', 0, [], "SELECT FROM idem_once_many('{KEY,KEY.2,KEY.3}')" ],
+	[ 'a message and a claim', 1, [], "SELECT idem_once('KEY'); SELECT idem_claim('KEY.2')" ],
+
+	[ 'a batch of claims', 1, [], "SELECT FROM idem_claim_many('{KEY,KEY.2}')" ],
+	[ 'a batch of claims settled in its own transaction', 0, [],
+		"SELECT FROM idem_claim_many('{KEY,KEY.2}'); SELECT idem_complete_many('{KEY.2,KEY}', NULL)" ],
+	[ 'a batch of claims of which one is settled', 1, [],
+		"SELECT FROM idem_claim_many('{KEY,KEY.2}'); SELECT idem_complete_many('{KEY.2}', NULL)" ],
+	[ 'a batch of claims that are taken already', 0, ["SELECT idem_claim('KEY')"],
+		"INSERT INTO orders VALUES ('KEY'); SELECT FROM idem_claim_many('{KEY}')" ],
+	[ 'a batch of completions of an earlier claim and an own one', 1, ["SELECT token FROM idem_claim('KEY')"],
+		"SELECT idem_claim('KEY.2'); SELECT idem_complete_many('{KEY.2,KEY}', '{NULL,TOKEN}')" ],
+	[ 'a batch of completions rolled back with its savepoint', 0, ["SELECT token FROM idem_claim('KEY')"],
+		"SAVEPOINT a; SELECT idem_complete_many('{KEY}', '{TOKEN}'); ROLLBACK TO a; INSERT INTO orders VALUES ('KEY')" ],
+
 	[ 'a claim with idempotency.durable off', 0, [],
 		"SET LOCAL idempotency.durable = off; SELECT idem_claim('KEY')" ],
 	[ 'a completion with idempotency.durable off', 0, ["SELECT token FROM idem_claim('KEY')"],
@@ -216,6 +248,28 @@ is($both->('one.lost'), '0 absent', 'a crash before the flush loses both');
 $place_order->('one.lost');
 is($both->('one.lost'), '1 completed', 'and a retry places the order');
 
+# The same with a command, and with a message.
+my %work = (
+	command => q{SELECT idem_execute('KEY', 'INSERT INTO orders VALUES (''KEY'')')},
+	message => q{INSERT INTO orders SELECT 'KEY' WHERE idem_once('KEY')});
+freeze_writers($other);
+$s->value($work{$_} =~ s/KEY/$_.lost/gr) foreach sort keys %work;
+is($both->("$_.lost"), '1 completed', "the work of a $_ and its key are committed") foreach sort keys %work;
+down();
+up();
+foreach my $kind (sort keys %work)
+{
+	is($both->("$kind.lost"), '0 absent', "a crash before the flush loses both ($kind)");
+	$s->value($work{$kind} =~ s/KEY/$kind.lost/gr) foreach 1 .. 2;
+	is($both->("$kind.lost"), '1 completed', "and the work is done once afterwards ($kind)");
+}
+freeze_writers($other);
+$s->value('SET synchronous_commit = on');
+$s->value($work{$_} =~ s/KEY/$_.kept/gr) foreach sort keys %work;
+down();
+up();
+is($both->("$_.kept"), '1 completed', "with synchronous_commit on, both survive ($_)") foreach sort keys %work;
+
 freeze_writers($other);
 $place_order->('one.kept');
 $s->value(q{SELECT idem_claim('one.later')});
@@ -236,6 +290,8 @@ my %call = (
 	checkpoint => [ 'claim', q{SELECT idem_checkpoint('KEY', TOKEN, 'halfway', '{"n": 1}')}, 'checkpoint' ],
 	resolve => [ 'claim', q{SELECT idem_resolve('KEY', 'failed', '1')}, 'failed' ],
 	forget => [ 'claim', q{SELECT idem_forget('KEY')}, 'absent' ],
+	claim_many => [ '', q{SELECT FROM idem_claim_many('{KEY}')}, 'processing' ],
+	complete_many => [ 'claim', q{SELECT idem_complete_many('{KEY}', '{TOKEN}', '{1}')}, 'completed' ],
 );
 
 # How a key stands, so that each call of %call can be told from its absence.

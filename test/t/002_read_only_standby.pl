@@ -91,6 +91,40 @@ sub check_read_only
 	is($session->value(q{SELECT retry_after > '50 min' FROM idem_claim('retryable', operation => 'pay')}), 't',
 		"$where: retryable does, too");
 
+	# The other calls that claim say the same; who waits for no longer than this
+	# is told of a claim that is being processed.
+	my $execute = sub {
+		my ($key, $wait) = @_;
+		return "SELECT outcome, response, replayed FROM idem_execute('$key', 'INSERT INTO nowhere VALUES (1)', "
+		  . "'{\"n\": 1}', operation => 'pay', wait => $wait)";
+	};
+	my %response = (completed => '{"receipt": 1}', failed => '"declined"');
+	foreach my $key (sort keys %answered)
+	{
+		my $replayed = exists $response{$key} ? 't' : 'f';
+		is($session->value($execute->($key, "'0'")), join('|', $outcome{$key}, $response{$key} || '', $replayed),
+			"$where: idem_execute of $key");
+		is($session->value("SELECT outcome FROM idem_execute('$key', 'SELECT 1', '{\"n\": 2}', operation => 'pay')"),
+			'mismatch', "$where: idem_execute of $key, another request");
+		is($session->value("SELECT idem_once('$key')"), 'f', "$where: idem_once of $key, which is there");
+	}
+	my $keys = join(',', sort keys %answered);
+	is($session->value("SELECT count(*) FROM idem_once_many('{$keys}')"), '0', "$where: idem_once_many of all of them");
+	is($session->value("SELECT string_agg(outcome::text, ' ' ORDER BY key) FROM idem_claim_many('{$keys}', operation => 'pay')"),
+		join(' ', map { $outcome{$_} } sort keys %answered), "$where: idem_claim_many of all of them");
+	foreach my $key (sort keys %refused)
+	{
+		foreach my $call (
+			"idem_execute('$key', 'SELECT 1')", "idem_once('$key')", "idem_once_many('{completed,$key}')",
+			"idem_claim_many('{completed,$key}', operation => '')")
+		{
+			# Whatever is there is a message that was seen, unless it has expired.
+			next if $call =~ /once/ && $key ne 'absent' && $key ne 'expired';
+			my $result = is_sqlstate($session, "SELECT FROM $call", '25006', "$where: $call");
+			like_hint($result, $hint, "$where: $call, the hint");
+		}
+	}
+
 	foreach my $key (sort keys %refused)
 	{
 		my $result = is_sqlstate($session, "SELECT idem_claim('$key')", '25006', "$where: $key can't be claimed");
@@ -100,7 +134,8 @@ sub check_read_only
 	foreach my $call (
 		"idem_complete('processing', '1', $token)", "idem_fail('processing', '1', $token)",
 		"idem_renew('processing', $token)", "idem_checkpoint('processing', $token, 'c')",
-		"idem_resolve('unknown', 'failed')", "idem_forget('completed')")
+		"idem_resolve('unknown', 'failed')", "idem_forget('completed')",
+		"idem_complete_many('{processing}', '{$token}')")
 	{
 		my $result = is_sqlstate($session, "SELECT $call", '25006', "$where: $call");
 		like_hint($result, $hint, "$where: $call, the hint");
@@ -192,9 +227,25 @@ foreach my $key ('waited', 'waited.rival')
 		$s->value('ROLLBACK') if $begin;
 	}
 }
+foreach my $wait ('NULL', q{'10 min'})
+{
+	is($s->value("SELECT outcome, replayed FROM idem_execute('$_', 'SELECT 1', wait => $wait)"), 'processing|f',
+		"standby: idem_execute of $_ with wait => $wait is answered at once")
+	  foreach 'waited', 'waited.rival';
+}
+# Of a message that is not committed nobody can say yet whether it was seen.
+is($s->value(q{SELECT idem_once('waited')}), 'f', 'standby: idem_once of a claim that is committed');
+foreach my $call (q{idem_once('waited.rival')}, q{idem_once_many('{waited,waited.rival}')})
+{
+	my $result = is_sqlstate($s, "SELECT FROM $call", '25006', "standby: $call, which is not committed");
+	like_hint($result, qr/primary/, "standby: $call, the hint");
+}
+is($s->value(q{SELECT string_agg(outcome::text, ' ') FROM idem_claim_many('{waited.rival,waited}')}),
+	'processing processing', 'standby: idem_claim_many of both');
 $p->value(q{SELECT idem_complete('waited.rival', '2')});
 $p->value('COMMIT');
 replay();
+is($s->value(q{SELECT idem_once('waited.rival')}), 'f', 'standby: once committed, the message was seen');
 is($s->value(q{SELECT outcome, response FROM idem_claim('waited.rival', wait => '10 min')}), 'completed|2',
 	'standby: asked again, it has the result');
 is($admin->value(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), '0',
@@ -227,6 +278,8 @@ cmp_ok($s->value(q{SELECT token FROM idem_claim('forgotten')}), '>', $forgotten,
 cmp_ok($s->value(q{SELECT min(token) FROM idempotency_keys WHERE key IN ('open', 'ended', 'expired', 'repeatable')}),
 	'>', $highest, 'promoted: each new token is above all old ones');
 is($s->value(q{SELECT idem_resolve('unknown', 'completed', '1')}), 't', 'promoted: an unknown outcome is resolved');
+is($s->value(q{SELECT idem_once('message'), idem_once('message')}), 't|f', 'promoted: messages are taken');
+is($s->value(q{SELECT outcome, replayed FROM idem_execute('command', 'SELECT 1')}), 'completed|f', 'promoted: commands run');
 
 no_faults($_) foreach $primary, $standby;
 $standby->stop;
