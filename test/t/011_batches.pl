@@ -103,9 +103,13 @@ END $$});
 my @players = map { session($node) } 1 .. $sessions;
 $players[$_]->value("SET default_transaction_isolation = '$levels[$_ % 3]'") foreach 0 .. $#players;
 my $names = join(',', map { "k$_" } 1 .. $keys);
-$_->send("CALL play($rounds / $sessions, '{$names}')") foreach @players;
+my $turns = 7;
+foreach my $turn (1 .. $turns)
+{
+	$_->send("CALL play($rounds / $sessions / $turns, '{$names}')") foreach @players;
+}
 my %errors;
-foreach my $player (@players)
+foreach my $player ((@players) x $turns)
 {
 	my $error = $player->result->{error};
 	$errors{"$error->{C} $error->{M}"}++ if $error;
