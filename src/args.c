@@ -321,10 +321,16 @@ idem_datum_size(NullableDatum value)
 	return value.isnull ? 0 : toast_raw_datum_size(value.value) - VARHDRSZ;
 }
 
+bool
+idem_size_is_allowed(Size size)
+{
+	return size <= (Size) idem_max_response_size;
+}
+
 void
 idem_check_size(Size size, const char *what)
 {
-	if (size > (Size) idem_max_response_size)
+	if (!idem_size_is_allowed(size))
 		ereport(ERROR,
 				(errcode(IDEM_ERRCODE_TOO_LARGE),
 				 errmsg("%s is too large", what),

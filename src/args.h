@@ -46,6 +46,7 @@ extern Datum idem_make_interval(int64 duration);
 extern bool idem_interval_duration(const Interval *interval, int64 *duration);
 
 extern void idem_check_result(const IdemResult *result);
+extern bool idem_size_is_allowed(Size size);
 extern void idem_check_size(Size size, const char *what);
 extern Size idem_datum_size(NullableDatum value);
 

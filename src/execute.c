@@ -42,7 +42,7 @@ typedef struct Run
 {
 	const char *mistake;
 	const char *hint;
-	bool		failed;
+	ErrorData  *error;			/* if it has failed */
 	NullableDatum value;		/* jsonb: its value, or its error */
 } Run;
 
@@ -250,7 +250,7 @@ run_isolated(Run *run, const char *command, NullableDatum args)
 		CurrentResourceOwner = owner;
 		if (is_transient(error->sqlerrcode))
 			ReThrowError(error);
-		run->failed = true;
+		run->error = error;
 		run->value.value = error_to_jsonb(error);
 		run->value.isnull = false;
 	}
@@ -265,14 +265,17 @@ settle_run(IdemChange *change, const IdemKey *name, const Run *run, IdemAnswer *
 {
 	IdemResult	result = {{0, true}, {0, true}, {0, true}, {0, true}};
 	NullableDatum token = {a->values[IDEM_COL_TOKEN - 1], false};
-	IdemStatus	status = run->failed ? IDEM_FAILED : IDEM_COMPLETED;
+	IdemStatus	status = run->error != NULL ? IDEM_FAILED : IDEM_COMPLETED;
 
+	/* An error that can't be kept is better raised than called too large. */
 	result.response = run->value;
+	if (run->error != NULL && !idem_size_is_allowed(idem_datum_size(run->value)))
+		ReThrowError(run->error);
 	idem_check_result(&result);
 	idem_begin_change(change, "idem_execute()", *name, IDEM_OWN_CLAIM);
 	change->token = token;
 	(void) idem_settle(change, status, &result, 0, 0);
-	idem_answer(&a->j, run->failed ? IDEM_OUT_FAILED : IDEM_OUT_COMPLETED, NULL);
+	idem_answer(&a->j, run->error != NULL ? IDEM_OUT_FAILED : IDEM_OUT_COMPLETED, NULL);
 	a->values = change->values;
 	a->nulls = change->nulls;
 }

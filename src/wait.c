@@ -36,8 +36,8 @@
 #define LONGEST_PAUSE	INT64CONST(32000)
 #define LONGEST_SLEEP	USECS_PER_SEC
 
-/* How long a claim looks again for a row that is just being deleted. */
-#define BRIEFLY			INT64CONST(100000)
+/* How long a claim looks again for a row that is just being swept. */
+#define BRIEFLY			INT64CONST(30000)
 
 /*
  * A standby is no place to wait in: the statement's snapshot holds up the
@@ -61,13 +61,19 @@ elapsed(const IdemWait *wait)
 	return (int64) INSTR_TIME_GET_MICROSEC(now);
 }
 
+static int64
+limit(const IdemWait *wait, bool briefly)
+{
+	return briefly ? Max(wait->duration, BRIEFLY) : wait->duration;
+}
+
 /* May no more time be spent, or with briefly: not even the little there is? */
 bool
 idem_wait_is_over(const IdemWait *wait, bool briefly)
 {
-	int64		limit = briefly ? Max(wait->duration, BRIEFLY) : wait->duration;
+	int64		may_last = limit(wait, briefly);
 
-	return limit == 0 || elapsed(wait) >= limit;
+	return may_last == 0 || elapsed(wait) >= may_last;
 }
 
 /* Will somebody wake us when the obstacle goes? */
@@ -100,6 +106,7 @@ idem_wait_pause(IdemWait *wait, const IdemObstacle *obstacle)
 {
 	TimestampTz now;
 	int64		pause = LONGEST_SLEEP;
+	int64		left;
 
 	if (wait->duration == IDEM_FOREVER && TransactionIdIsValid(obstacle->xid))
 	{
@@ -111,8 +118,9 @@ idem_wait_pause(IdemWait *wait, const IdemObstacle *obstacle)
 		pause = wait->pause;
 		wait->pause = Min(wait->pause * 2, LONGEST_PAUSE);
 	}
-	if (wait->duration > elapsed(wait))
-		pause = Min(pause, wait->duration - elapsed(wait));
+	left = limit(wait, obstacle->brief) - elapsed(wait);
+	if (left > 0)
+		pause = Min(pause, left);
 	now = GetCurrentTimestamp();
 	if (obstacle->lease_until > now)
 		pause = Min(pause, obstacle->lease_until - now);

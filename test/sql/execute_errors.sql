@@ -238,6 +238,9 @@ SELECT count(*) FROM effects;
 SELECT count(*) FROM idem_get('large');
 SELECT length(response #>> '{}'), attempt FROM idem_execute('large', 'SELECT repeat(''x'', 900)');
 SET idempotency.max_response_size = 0;
+-- An error that is too large to be kept is raised as it is.
+SELECT outcome FROM idem_execute('error too large', 'SELECT 1 / 0');
+SELECT count(*) FROM idem_get('error too large');
 SELECT outcome, response FROM idem_execute('nothing', 'INSERT INTO effects VALUES (1)');
 SELECT length(response #>> '{}'), replayed FROM idem_execute('large', 'SELECT 1');
 RESET idempotency.max_response_size;
