@@ -67,6 +67,7 @@ CREATE TABLE idempotency_keys (
     created_at timestamptz NOT NULL,
     claimed_at timestamptz NOT NULL,
     token bigint NOT NULL,
+    due_at timestamptz NOT NULL DEFAULT '-infinity',
     ttl interval NOT NULL,
     attempt integer NOT NULL,
     takeover boolean NOT NULL,
@@ -89,6 +90,10 @@ CREATE TABLE idempotency_keys (
     note text,
     PRIMARY KEY (scope, key)
 );
+-- Where a sweep finds what has expired.  A settlement leaves due_at as it is, so
+-- the index does not keep it from being a heap-only update.
+CREATE INDEX idempotency_keys_due_at_idx ON idempotency_keys (due_at);
+
 -- What every look reads stays in the row, uncompressed: at most 3.2 kB.
 ALTER TABLE idempotency_keys
     ALTER COLUMN scope SET STORAGE PLAIN,
@@ -103,6 +108,7 @@ COMMENT ON TABLE idempotency_keys IS 'one row per idempotency key; written throu
 COMMENT ON COLUMN idempotency_keys.created_at IS 'when the key was first claimed';
 COMMENT ON COLUMN idempotency_keys.claimed_at IS 'when the current attempt was claimed';
 COMMENT ON COLUMN idempotency_keys.token IS 'fencing token of the current attempt';
+COMMENT ON COLUMN idempotency_keys.due_at IS 'from when on a sweep looks at the row; never after expires_at';
 COMMENT ON COLUMN idempotency_keys.ttl IS 'how long the row is kept, from the claim and again from its settlement';
 COMMENT ON COLUMN idempotency_keys.attempt IS 'number of the current attempt, from 1';
 COMMENT ON COLUMN idempotency_keys.takeover IS 'whether another caller may take over when the lease ends';
@@ -368,6 +374,27 @@ COMMENT ON FUNCTION idem_uuid(text, text)
     IS 'the UUID (version 5) that stands for a key, for downstream APIs';
 
 --
+-- Cleaning up
+--
+
+CREATE FUNCTION idem_sweep(batch_size integer DEFAULT NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_sweep'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_sweep(integer)
+    IS 'delete one batch of expired rows; returns how many';
+
+CREATE PROCEDURE idem_sweep_all(
+    batch_size integer DEFAULT NULL,
+    max_batches integer DEFAULT NULL,
+    pause interval DEFAULT NULL
+)
+AS 'MODULE_PATHNAME', 'idem_sweep_all'
+LANGUAGE C;
+COMMENT ON PROCEDURE idem_sweep_all(integer, integer, interval)
+    IS 'delete expired rows, each batch in its own transaction, until none is left';
+
+--
 -- Privileges
 --
 
@@ -388,5 +415,6 @@ COMMENT ON FUNCTION idem_revoke(regrole)
 REVOKE ALL ON FUNCTION
     idem_claim, idem_complete, idem_fail, idem_renew, idem_checkpoint, idem_get,
     idem_resolve, idem_forget, idem_execute, idem_once, idem_once_many, idem_claim_many,
-    idem_complete_many, idem_grant, idem_revoke
+    idem_complete_many, idem_sweep, idem_grant, idem_revoke
     FROM PUBLIC;
+REVOKE ALL ON PROCEDURE idem_sweep_all FROM PUBLIC;

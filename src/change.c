@@ -121,6 +121,16 @@ load_row(IdemChange *s)
 	s->own_claim = s->status == IDEM_PROCESSING && idem_xact_is_own_claim(&s->store);
 }
 
+void
+idem_set_expiry(IdemChange *s, TimestampTz expires_at)
+{
+	TimestampTz due_at = DatumGetTimestampTz(s->values[IDEM_COL_DUE_AT - 1]);
+
+	idem_set_column(s, IDEM_COL_EXPIRES_AT, TimestampTzGetDatum(expires_at));
+	idem_set_column(s, IDEM_COL_DUE_AT,
+					TimestampTzGetDatum(idem_due_still(due_at, expires_at)));
+}
+
 static bool
 may_be_changed(const IdemChange *s)
 {

@@ -52,12 +52,14 @@ idem_set_null(IdemChange *s, IdemColumn column)
 	s->nulls[column - 1] = true;
 }
 
+
 /* change.c */
 extern void idem_begin_change(IdemChange *s, const char *function, IdemKey name,
 							  IdemAccess access);
 extern void idem_begin_change_with_token(IdemChange *s, const char *function, IdemKey name,
 										 NullableDatum token);
 extern void idem_next_change(IdemChange *s, const IdemKey *name, NullableDatum token);
+extern void idem_set_expiry(IdemChange *s, TimestampTz expires_at);
 extern bool idem_find_row(IdemChange *s);
 extern bool idem_is_written(IdemChange *s, TM_Result result, LockTupleMode mode);
 extern bool idem_write_row(IdemChange *s);

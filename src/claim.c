@@ -64,6 +64,7 @@ fill_status(IdemStore *store, const IdemRequest *request, IdemJudgement *j,
 {
 	IdemStatus	status = request->once ? IDEM_COMPLETED : IDEM_PROCESSING;
 	TimestampTz expires_at = idem_later(j->now, request->ttl);
+	TimestampTz due_at = idem_due(expires_at);
 
 	SET(IDEM_COL_STATUS, ObjectIdGetDatum(store->table->status[status]));
 	if (request->once)
@@ -77,9 +78,13 @@ fill_status(IdemStore *store, const IdemRequest *request, IdemJudgement *j,
 
 		SET_NULL(IDEM_COL_COMPLETED_AT);
 		SET(IDEM_COL_LEASE_UNTIL, TimestampTzGetDatum(lease_until));
-		expires_at = request->takeover ? Max(expires_at, lease_until) : DT_NOEND;
+		if (request->takeover)
+			expires_at = Max(expires_at, lease_until);
+		else
+			expires_at = due_at = DT_NOEND;
 	}
 	SET(IDEM_COL_EXPIRES_AT, TimestampTzGetDatum(expires_at));
+	SET(IDEM_COL_DUE_AT, TimestampTzGetDatum(due_at));
 }
 
 /* The columns of a new claim; for a take-over, over those of the last one. */

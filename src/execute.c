@@ -33,6 +33,7 @@
 #include "claim.h"
 #include "fingerprint.h"
 #include "settings.h"
+#include "xact.h"
 
 /*
  * What came of the command.  A mistake in it is the programmer's, not the
@@ -45,24 +46,6 @@ typedef struct Run
 	ErrorData  *error;			/* if it has failed */
 	NullableDatum value;		/* jsonb: its value, or its error */
 } Run;
-
-/* Does the error tell of the server's state rather than of the request? */
-static bool
-is_transient(int sqlstate)
-{
-	switch (ERRCODE_TO_CATEGORY(sqlstate))
-	{
-		case ERRCODE_CONNECTION_EXCEPTION:
-		case ERRCODE_TRANSACTION_ROLLBACK:
-		case ERRCODE_INSUFFICIENT_RESOURCES:
-		case ERRCODE_OPERATOR_INTERVENTION:
-		case ERRCODE_SYSTEM_ERROR:
-		case ERRCODE_INTERNAL_ERROR:
-			return true;
-		default:
-			return sqlstate == ERRCODE_LOCK_NOT_AVAILABLE;
-	}
-}
 
 /* Any value as jsonb, as to_jsonb() has it. */
 static Datum
@@ -248,7 +231,7 @@ run_isolated(Run *run, const char *command, NullableDatum args)
 		RollbackAndReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(context);
 		CurrentResourceOwner = owner;
-		if (is_transient(error->sqlerrcode))
+		if (idem_is_transient(error->sqlerrcode))
 			ReThrowError(error);
 		run->error = error;
 		run->value.value = error_to_jsonb(error);

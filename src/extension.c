@@ -53,6 +53,7 @@ static const ColumnShape shape[IDEM_NCOLUMNS] = {
 	{"created_at", TIMESTAMPTZOID, true},
 	{"claimed_at", TIMESTAMPTZOID, true},
 	{"token", INT8OID, true},
+	{"due_at", TIMESTAMPTZOID, true},
 	{"ttl", INTERVALOID, true},
 	{"attempt", INT4OID, true},
 	{"takeover", BOOLOID, true},
@@ -237,18 +238,32 @@ is_pkey(Relation index)
 		index->rd_indcollation[1] == C_COLLATION_OID;
 }
 
+static bool
+is_due_index(Relation index)
+{
+	Form_pg_index form = index->rd_index;
+
+	return index->rd_rel->relam == BTREE_AM_OID && form->indisvalid &&
+		form->indkey.values[0] == IDEM_COL_DUE_AT &&
+		(index->rd_indoption[0] & INDOPTION_DESC) == 0 &&
+		RelationGetIndexPredicate(index) == NIL;
+}
+
 static void
 check_indexes(Relation rel)
 {
 	ListCell   *lc;
 
 	cached.pkey = InvalidOid;
+	cached.due_index = InvalidOid;
 	foreach(lc, RelationGetIndexList(rel))
 	{
 		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
 
 		if (is_pkey(index))
 			cached.pkey = RelationGetRelid(index);
+		else if (is_due_index(index))
+			cached.due_index = RelationGetRelid(index);
 		else if ((index->rd_index->indisunique || index->rd_index->indisexclusion) &&
 				 index->rd_index->indisvalid)
 			altered("It has another unique or exclusion constraint, for which a claim would have to wait.");
@@ -362,9 +377,10 @@ build(Relation rel)
 /*
  * Opens idempotency_keys in the given lock mode, and tells where everything
  * else is.  Raises 42704 without the extension, 55000 for an altered table.
+ * Without wait NULL if the lock can't be had at once.
  */
 const IdemTable *
-idem_open_table(LOCKMODE lockmode, Relation *rel)
+idem_open_table(LOCKMODE lockmode, bool wait, Relation *rel)
 {
 	for (;;)
 	{
@@ -375,7 +391,10 @@ idem_open_table(LOCKMODE lockmode, Relation *rel)
 
 		/* Invalidations that were sent before we got the lock arrive here. */
 		before = changes;
-		LockRelationOid(cached.relid, lockmode);
+		if (wait)
+			LockRelationOid(cached.relid, lockmode);
+		else if (!ConditionalLockRelationOid(cached.relid, lockmode))
+			return NULL;
 		if (changes != before)
 		{
 			UnlockRelationOid(cached.relid, lockmode);

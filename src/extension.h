@@ -24,6 +24,7 @@ typedef enum IdemColumn
 	IDEM_COL_CREATED_AT = 1,
 	IDEM_COL_CLAIMED_AT,
 	IDEM_COL_TOKEN,
+	IDEM_COL_DUE_AT,
 	IDEM_COL_TTL,
 	IDEM_COL_ATTEMPT,
 	IDEM_COL_TAKEOVER,
@@ -75,6 +76,7 @@ typedef struct IdemTable
 	Oid			schema;
 	Oid			relid;
 	Oid			pkey;			/* index on (scope, key) */
+	Oid			due_index;		/* index on (due_at), if it is there */
 	Oid			sequence;
 	bool		foreign_code;	/* writes may run code that isn't ours */
 	Oid			status[IDEM_NSTATUS];	/* enum values */
@@ -86,7 +88,7 @@ typedef struct IdemTable
 
 extern void idem_extension_init(void);
 extern bool idem_find_extension(Oid *extension, Oid *schema);
-extern const IdemTable *idem_open_table(LOCKMODE lockmode, Relation *rel);
+extern const IdemTable *idem_open_table(LOCKMODE lockmode, bool wait, Relation *rel);
 extern const char *idem_status_name(IdemStatus status);
 extern IdemStatus idem_status_of(const IdemTable *table, Oid value);
 

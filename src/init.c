@@ -12,6 +12,7 @@
 
 #include "extension.h"
 #include "settings.h"
+#include "shared.h"
 #include "waiters.h"
 #include "xact.h"
 
@@ -26,4 +27,5 @@ _PG_init(void)
 	idem_extension_init();
 	idem_xact_init();
 	idem_waiters_init();
+	idem_shared_init();
 }

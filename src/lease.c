@@ -41,7 +41,7 @@ set_lease(IdemChange *s, TimestampTz lease_until)
 
 	idem_set_column(s, IDEM_COL_LEASE_UNTIL, TimestampTzGetDatum(lease_until));
 	if (DatumGetBool(idem_value(row, IDEM_COL_TAKEOVER)))
-		idem_set_column(s, IDEM_COL_EXPIRES_AT, TimestampTzGetDatum(Max(expires_at, lease_until)));
+		idem_set_expiry(s, Max(expires_at, lease_until));
 }
 
 static Datum

@@ -37,7 +37,7 @@ static const char *const application_calls[] = {
 };
 
 static const char *const admin_calls[] = {
-	"idem_resolve", "idem_forget", NULL
+	"idem_resolve", "idem_forget", "idem_sweep", "idem_sweep_all", NULL
 };
 
 /*

@@ -24,6 +24,8 @@ int			idem_default_ttl = 24 * 3600;
 int			idem_default_lease = 5 * 60 * 1000;
 int			idem_max_response_size = 1024 * 1024;
 bool		idem_durable = true;
+int			idem_sweep_batch_size = 1000;
+int			idem_sweep_pause = 0;
 char	   *idem_scope = NULL;
 bool		idem_scope_forged = false;
 
@@ -110,6 +112,22 @@ idem_define_settings(void)
 							 true,
 							 PGC_USERSET, 0,
 							 NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.sweep_batch_size",
+							"How many rows a sweep deletes in one transaction.",
+							NULL,
+							&idem_sweep_batch_size,
+							1000, 1, 1000000,
+							PGC_USERSET, 0,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.sweep_pause",
+							"How long a sweep rests between two batches.",
+							NULL,
+							&idem_sweep_pause,
+							0, 0, 3600 * 1000,
+							PGC_USERSET, GUC_UNIT_MS,
+							NULL, NULL, NULL);
 
 	define_scope();
 	idem_reserve_prefix("idempotency");

@@ -47,7 +47,7 @@ idem_set_retention(IdemChange *s, IdemStatus status, int64 ttl, TimestampTz retr
 		expires_at = DT_NOEND;
 	else if (expires_at <= retry_at)
 		expires_at = idem_later(retry_at, ttl);
-	idem_set_column(s, IDEM_COL_EXPIRES_AT, TimestampTzGetDatum(expires_at));
+	idem_set_expiry(s, expires_at);
 }
 
 static bool

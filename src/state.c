@@ -63,6 +63,36 @@ idem_stored_ttl(const IdemVersion *version)
 	return ttl;
 }
 
+/*
+ * From when on a sweep looks at a row that expires then.  In steps, so that
+ * rows claimed together share an entry of the index.
+ */
+#define DUE_STEP		INT64CONST(10000)
+
+TimestampTz
+idem_due(TimestampTz expires_at)
+{
+	int64		rest;
+
+	if (TIMESTAMP_NOT_FINITE(expires_at))
+		return expires_at;
+	rest = expires_at % DUE_STEP;
+	return expires_at - (rest < 0 ? rest + DUE_STEP : rest);
+}
+
+/*
+ * The same for a row whose expiry moves: stays as it is if it still comes
+ * before, and not so long before that sweeps would look at it again and again.
+ */
+TimestampTz
+idem_due_still(TimestampTz due_at, TimestampTz expires_at)
+{
+	if (due_at <= expires_at && !TIMESTAMP_NOT_FINITE(expires_at) &&
+		!TIMESTAMP_NOT_FINITE(due_at) && expires_at - due_at <= USECS_PER_HOUR)
+		return due_at;
+	return idem_due(expires_at);
+}
+
 bool
 idem_same_bytes(const struct varlena *a, const struct varlena *b)
 {

@@ -16,6 +16,8 @@ extern IdemStatus idem_status(const IdemStore *store, const IdemVersion *version
 extern IdemStatus idem_status_at(const IdemStore *store, const IdemVersion *version,
 								 TimestampTz now);
 extern int64 idem_stored_ttl(const IdemVersion *version);
+extern TimestampTz idem_due(TimestampTz expires_at);
+extern TimestampTz idem_due_still(TimestampTz due_at, TimestampTz expires_at);
 extern bool idem_same_bytes(const struct varlena *a, const struct varlena *b);
 
 #endif							/* IDEM_STATE_H */

@@ -57,6 +57,7 @@ typedef struct IdemStore
 
 /* store_read.c */
 extern void idem_open(IdemStore *store, const IdemKey *name, LOCKMODE lockmode);
+extern bool idem_open_to_sweep(IdemStore *store, LOCKMODE lockmode);
 extern void idem_select(IdemStore *store, const IdemKey *name);
 extern void idem_close(IdemStore *store);
 extern uint64 idem_key_hash(IdemStore *store);

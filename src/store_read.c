@@ -50,15 +50,30 @@ typedef enum VersionState
 	VERSION_PENDING
 } VersionState;
 
+static void
+begin(IdemStore *store, LOCKMODE lockmode)
+{
+	memset(store, 0, sizeof(*store));
+	store->lockmode = lockmode;
+	store->context = CurrentMemoryContext;
+}
+
 void
 idem_open(IdemStore *store, const IdemKey *name, LOCKMODE lockmode)
 {
-	memset(store, 0, sizeof(*store));
+	begin(store, lockmode);
 	store->name = *name;
-	store->lockmode = lockmode;
-	store->context = CurrentMemoryContext;
-	store->table = idem_open_table(lockmode, &store->rel);
+	store->table = idem_open_table(lockmode, true, &store->rel);
 	store->index = index_open(store->table->pkey, lockmode);
+}
+
+/* For no key in particular; false if somebody has the table locked. */
+bool
+idem_open_to_sweep(IdemStore *store, LOCKMODE lockmode)
+{
+	begin(store, lockmode);
+	store->table = idem_open_table(lockmode, false, &store->rel);
+	return store->table != NULL;
 }
 
 static void
@@ -107,7 +122,8 @@ idem_close(IdemStore *store)
 		idem_writer_end(store);
 	if (store->scan != NULL)
 		index_endscan(store->scan);
-	index_close(store->index, release);
+	if (store->index != NULL)
+		index_close(store->index, release);
 	table_close(store->rel, release);
 }
 

@@ -4,7 +4,7 @@
  *	  Writing one key's row.
  *
  * Straight to the heap and its indexes, without SPI or a plan.  The caller
- * holds the key lock and has looked.  An insert, update or delete waits for no
+ * holds the key lock and has looked (a sweep, which only deletes, does without).  An insert, update or delete waits for no
  * transaction, and what happened meanwhile is an answer (TM_Result, or false
  * from an insert), never an error; who wants to wait lets the key lock go and
  * calls idem_await_version or idem_await_row_lock.
@@ -96,8 +96,6 @@ begin_write(IdemStore *store)
 {
 	IdemWriter *w;
 
-	Assert(store->locked);
-
 	if (store->writer == NULL)
 		store->writer = make_writer(store);
 	w = store->writer;
@@ -117,7 +115,8 @@ end_write(IdemStore *store, bool done)
 	if (done)
 	{
 		store->wrote = true;
-		idem_xact_touched(store);
+		if (store->name.key != NULL)	/* nobody waits for what is swept */
+			idem_xact_touched(store);
 	}
 	if (store->rel->trigdesc != NULL)
 	{

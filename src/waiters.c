@@ -23,12 +23,9 @@
 #include "miscadmin.h"
 #include "port/atomics.h"
 #include "storage/condition_variable.h"
-#include "storage/ipc.h"
 #include "storage/latch.h"
-#include "storage/lwlock.h"
-#include "storage/shmem.h"
 
-#include "compat.h"
+#include "shared.h"
 #include "waiters.h"
 
 typedef struct Slot
@@ -38,54 +35,24 @@ typedef struct Slot
 } Slot;
 
 static Slot *slots = NULL;
-static shmem_startup_hook_type next_startup_hook = NULL;
-
-#define SLOTS_SIZE (IDEM_WAIT_SLOTS * sizeof(Slot))
 
 static void
-startup(void)
+set_up(void *part)
 {
-	bool		found;
+	Slot	   *slot = part;
 
-	if (next_startup_hook != NULL)
-		next_startup_hook();
-
-	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	slots = ShmemInitStruct("idempotency waiters", SLOTS_SIZE, &found);
-	if (!found)
-		for (int i = 0; i < IDEM_WAIT_SLOTS; i++)
-		{
-			ConditionVariableInit(&slots[i].changed);
-			pg_atomic_init_u64(&slots[i].writes, 1);
-		}
-	LWLockRelease(AddinShmemInitLock);
+	for (int i = 0; i < IDEM_WAIT_SLOTS; i++)
+	{
+		ConditionVariableInit(&slot[i].changed);
+		pg_atomic_init_u64(&slot[i].writes, 1);
+	}
 }
-
-#ifdef IDEM_HAS_SHMEM_REQUEST_HOOK
-static shmem_request_hook_type next_request_hook = NULL;
-
-static void
-request(void)
-{
-	if (next_request_hook != NULL)
-		next_request_hook();
-	RequestAddinShmemSpace(SLOTS_SIZE);
-}
-#endif
 
 void
 idem_waiters_init(void)
 {
-	if (!process_shared_preload_libraries_in_progress)
-		return;
-#ifdef IDEM_HAS_SHMEM_REQUEST_HOOK
-	next_request_hook = shmem_request_hook;
-	shmem_request_hook = request;
-#else
-	RequestAddinShmemSpace(SLOTS_SIZE);
-#endif
-	next_startup_hook = shmem_startup_hook;
-	shmem_startup_hook = startup;
+	idem_shared_add("idempotency waiters", IDEM_WAIT_SLOTS * sizeof(Slot), set_up,
+					(void **) &slots);
 }
 
 bool

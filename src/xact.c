@@ -227,3 +227,21 @@ idem_xact_init(void)
 	RegisterXactCallback(at_transaction, NULL);
 	RegisterSubXactCallback(at_subtransaction, NULL);
 }
+
+/* Does the error tell of the server's state rather than of the request? */
+bool
+idem_is_transient(int sqlstate)
+{
+	switch (ERRCODE_TO_CATEGORY(sqlstate))
+	{
+		case ERRCODE_CONNECTION_EXCEPTION:
+		case ERRCODE_TRANSACTION_ROLLBACK:
+		case ERRCODE_INSUFFICIENT_RESOURCES:
+		case ERRCODE_OPERATOR_INTERVENTION:
+		case ERRCODE_SYSTEM_ERROR:
+		case ERRCODE_INTERNAL_ERROR:
+			return true;
+		default:
+			return sqlstate == ERRCODE_LOCK_NOT_AVAILABLE;
+	}
+}

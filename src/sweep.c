@@ -1,0 +1,199 @@
+/*-------------------------------------------------------------------------
+ *
+ * sweep.c
+ *	  Deleting expired rows, one batch at a time.
+ *
+ * The index on due_at leads to the rows that may have expired, in the order in
+ * which they do, so no plan and no statistics come into it.  Each is deleted
+ * in the very version that was found expired, without waiting: a row that was
+ * claimed again meanwhile has a newer version, and one that somebody is
+ * changing or has locked answers so; both are left alone.  No key lock is
+ * taken, since no version is made.
+ *
+ * A batch begins where the last one ended, past the entries of the rows it has
+ * deleted; entries that are dead to everybody are marked, as by any scan.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/stratnum.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "executor/tuptable.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/fmgroids.h"
+#include "utils/resowner.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "state.h"
+#include "store.h"
+#include "sweep.h"
+#include "xact.h"
+
+typedef struct DueScan
+{
+	IdemStore	store;
+	Relation	index;
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+	TimestampTz now;
+} DueScan;
+
+/* False if the table or the index can't be had without waiting. */
+static bool
+begin_due_scan(DueScan *d, const IdemSweep *sweep, LOCKMODE lockmode)
+{
+	ScanKeyData keys[2];
+	int			nkeys = 1;
+
+	if (!idem_open_to_sweep(&d->store, lockmode))
+		return false;
+	if (!OidIsValid(d->store.table->due_index))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" has no index that begins with column \"%s\"",
+						IDEM_TABLE, "due_at"),
+				 errhint("Create it: CREATE INDEX ON %s (due_at).", IDEM_TABLE)));
+	if (!ConditionalLockRelationOid(d->store.table->due_index, lockmode))
+	{
+		idem_close(&d->store);
+		return false;
+	}
+	d->index = index_open(d->store.table->due_index, NoLock);
+	d->now = GetCurrentTimestamp();
+
+	ScanKeyInit(&keys[0], 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
+				TimestampTzGetDatum(d->now));
+	if (sweep->positioned)
+		ScanKeyInit(&keys[nkeys++], 1, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
+					TimestampTzGetDatum(sweep->position));
+
+	/* SnapshotSelf: what is committed now, without predicate locks. */
+	d->scan = idem_index_beginscan(d->store.rel, d->index, SnapshotSelf, nkeys);
+	index_rescan(d->scan, keys, nkeys, NULL, 0);
+	d->slot = table_slot_create(d->store.rel, NULL);
+	return true;
+}
+
+static void
+end_due_scan(DueScan *d)
+{
+	index_endscan(d->scan);
+	ExecDropSingleTupleTableSlot(d->slot);
+	index_close(d->index, NoLock);
+	d->store.current.slot = NULL;
+	idem_close(&d->store);
+}
+
+/* Deletes the version in the slot, unless somebody else is at the row. */
+static bool
+delete_row(DueScan *d)
+{
+	HeapTuple	tuple = ((BufferHeapTupleTableSlot *) d->slot)->base.tuple;
+
+	d->store.current.exists = true;
+	d->store.current.slot = d->slot;
+	d->store.current.row_locked = !(tuple->t_data->t_infomask & HEAP_XMAX_INVALID);
+	return idem_delete(&d->store) == TM_Ok;
+}
+
+/*
+ * The same where that runs code that isn't ours, such as the check of a
+ * foreign key that somebody made: its error costs this row only.
+ */
+static bool
+delete_row_carefully(DueScan *d, IdemSweep *sweep)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool deleted = false;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		deleted = delete_row(d);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		if (idem_is_transient(error->sqlerrcode))
+			ReThrowError(error);
+		strlcpy(sweep->error, error->message, sizeof(sweep->error));
+		sweep->failed++;
+		deleted = false;
+		FreeErrorData(error);
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+	CurrentResourceOwner = owner;
+	return deleted;
+}
+
+/*
+ * Deletes up to batch_size expired rows in the current transaction, which
+ * needs an active snapshot, and returns how many.
+ */
+int64
+idem_sweep_batch(IdemSweep *sweep, int batch_size)
+{
+	DueScan		d;
+	int64		deleted = 0;
+
+	sweep->more = false;
+	sweep->locked_out = !begin_due_scan(&d, sweep, RowExclusiveLock);
+	if (sweep->locked_out)
+		return 0;
+
+	while (!sweep->more && index_getnext_slot(d.scan, ForwardScanDirection, d.slot))
+	{
+		CHECK_FOR_INTERRUPTS();
+		slot_getallattrs(d.slot);
+		sweep->position = DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_DUE_AT - 1]);
+		sweep->positioned = true;
+		if (DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_EXPIRES_AT - 1]) > d.now)
+			continue;
+		if (d.store.table->foreign_code ? delete_row_carefully(&d, sweep) : delete_row(&d))
+			deleted++;
+		sweep->more = deleted >= batch_size;
+	}
+	end_due_scan(&d);
+	sweep->deleted += deleted;
+	return deleted;
+}
+
+/*
+ * About how many rows a sweep has before it: the entries of the index, counted
+ * up to limit.  Some may be dead, or not quite expired.
+ */
+int64
+idem_sweep_estimate(int64 limit)
+{
+	IdemSweep	from_start = {0};
+	DueScan		d;
+	int64		n = 0;
+
+	if (!begin_due_scan(&d, &from_start, AccessShareLock))
+		return 0;
+	while (n < limit && index_getnext_tid(d.scan, ForwardScanDirection) != NULL)
+	{
+		CHECK_FOR_INTERRUPTS();
+		n++;
+	}
+	end_due_scan(&d);
+	return n;
+}

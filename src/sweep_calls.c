@@ -1,0 +1,176 @@
+/*-------------------------------------------------------------------------
+ *
+ * sweep_calls.c
+ *	  idem_sweep and idem_sweep_all: sweeping by hand, or by any scheduler.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "nodes/parsenodes.h"
+#include "pgstat.h"
+#include "portability/instr_time.h"
+#include "storage/latch.h"
+#include "utils/backend_status.h"
+#include "utils/snapmgr.h"
+
+#include "args.h"
+#include "compat.h"
+#include "settings.h"
+#include "sweep.h"
+
+#define NOTICE_EVERY 5			/* seconds */
+#define ESTIMATE_UP_TO INT64CONST(1000000)
+
+static int
+arg_count(FunctionCallInfo fcinfo, int arg, const char *what, int otherwise)
+{
+	int			value;
+
+	if (PG_ARGISNULL(arg))
+		return otherwise;
+	value = PG_GETARG_INT32(arg);
+	if (value < 1)
+		ereport(ERROR,
+				(errcode(IDEM_ERRCODE_BAD_INPUT),
+				 errmsg("%s must be greater than zero", what),
+				 errhint("Leave it out for the default.")));
+	return value;
+}
+
+static void
+report_errors(const IdemSweep *sweep)
+{
+	if (sweep->failed > 0)
+		ereport(WARNING,
+				(errmsg("could not delete " INT64_FORMAT " expired idempotency keys", sweep->failed),
+				 errdetail("The last error was: %s", sweep->error),
+				 errhint("Look for foreign keys and triggers on table \"%s\".", IDEM_TABLE)));
+	if (sweep->locked_out)
+		ereport(WARNING,
+				(errmsg("skipped sweeping table \"%s\" because it is locked", IDEM_TABLE)));
+}
+
+/*
+ * idem_sweep(batch_size int) -> bigint
+ *
+ * Deletes one batch of expired rows (default: idempotency.sweep_batch_size) in
+ * the caller's transaction, and returns how many.  Waits for no lock: a row
+ * that somebody is changing, or has locked, is left for the next sweep.
+ *
+ * Errors: IK400, 25006, 42501.
+ */
+PG_FUNCTION_INFO_V1(idem_sweep);
+Datum
+idem_sweep(PG_FUNCTION_ARGS)
+{
+	IdemSweep	sweep = {0};
+	int			batch_size = arg_count(fcinfo, 0, "batch_size", idem_sweep_batch_size);
+
+	idem_require_writable("idem_sweep()");
+	idem_sweep_batch(&sweep, batch_size);
+	report_errors(&sweep);
+	PG_RETURN_INT64(sweep.deleted);
+}
+
+/* One batch in a transaction of its own; the next one begins at once. */
+static void
+sweep_and_commit(IdemSweep *sweep, int batch_size)
+{
+	PushActiveSnapshot(GetTransactionSnapshot());
+	idem_sweep_batch(sweep, batch_size);
+	PopActiveSnapshot();
+	SPI_commit();
+	SPI_start_transaction();
+}
+
+static void
+rest(int64 pause)
+{
+	static uint32 wait_event = 0;
+
+	if (pause == 0)
+		return;
+	if (wait_event == 0)
+		wait_event = idem_wait_event_new("IdempotencySweepPause");
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+					 (long) ((pause + 999) / 1000), wait_event);
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+}
+
+/* In pg_stat_activity at each batch, to the client every few seconds. */
+static void
+show_progress(const IdemSweep *sweep, int64 estimate, instr_time *last_notice)
+{
+	char	   *text = psprintf(INT64_FORMAT " of about %s" INT64_FORMAT " expired rows deleted",
+								sweep->deleted, estimate == ESTIMATE_UP_TO ? "more than " : "",
+								Max(estimate, sweep->deleted));
+	char	   *activity = psprintf("CALL idem_sweep_all(): %s", text);
+	instr_time	now;
+
+	pgstat_report_activity(STATE_RUNNING, activity);
+	INSTR_TIME_SET_CURRENT(now);
+	INSTR_TIME_SUBTRACT(now, *last_notice);
+	if (INSTR_TIME_GET_DOUBLE(now) >= NOTICE_EVERY)
+	{
+		ereport(NOTICE, (errmsg("%s", text)));
+		INSTR_TIME_SET_CURRENT(*last_notice);
+	}
+	pfree(activity);
+	pfree(text);
+}
+
+static void
+require_own_transactions(FunctionCallInfo fcinfo)
+{
+	if (fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
+		castNode(CallContext, fcinfo->context)->atomic)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_TERMINATION),
+				 errmsg("idem_sweep_all() cannot run inside a transaction block"),
+				 errhint("Call it by itself, or use idem_sweep() for one batch in this transaction.")));
+}
+
+/*
+ * CALL idem_sweep_all(batch_size int, max_batches int, pause interval)
+ *
+ * Deletes expired rows, each batch in its own transaction, until none is left
+ * or max_batches are done, with a pause between them (default:
+ * idempotency.sweep_pause).
+ *
+ * Errors: IK400, 25006, 42501; 2D000 in a transaction block.
+ */
+PG_FUNCTION_INFO_V1(idem_sweep_all);
+Datum
+idem_sweep_all(PG_FUNCTION_ARGS)
+{
+	IdemSweep	sweep = {0};
+	int			batch_size = arg_count(fcinfo, 0, "batch_size", idem_sweep_batch_size);
+	int			max_batches = arg_count(fcinfo, 1, "max_batches", INT_MAX);
+	int64		pause = PG_ARGISNULL(2) ? idem_sweep_pause * INT64CONST(1000) :
+		idem_arg_duration(fcinfo, 2, "pause", true);
+	int64		estimate;
+	instr_time	last_notice;
+
+	require_own_transactions(fcinfo);
+	idem_require_writable("idem_sweep_all()");
+
+	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	INSTR_TIME_SET_CURRENT(last_notice);
+	estimate = idem_sweep_estimate(ESTIMATE_UP_TO);
+	for (int batch = 1;; batch++)
+	{
+		sweep_and_commit(&sweep, batch_size);
+		show_progress(&sweep, estimate, &last_notice);
+		if (!sweep.more || batch == max_batches)
+			break;
+		rest(pause);
+	}
+	SPI_finish();
+	report_errors(&sweep);
+	PG_RETURN_VOID();
+}
