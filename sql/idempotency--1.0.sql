@@ -395,6 +395,80 @@ COMMENT ON PROCEDURE idem_sweep_all(integer, integer, interval)
     IS 'delete expired rows, each batch in its own transaction, until none is left';
 
 --
+-- Seeing what it does
+--
+
+CREATE FUNCTION idem_stats(
+    OUT claims bigint,
+    OUT takeovers bigint,
+    OUT replays bigint,
+    OUT processing bigint,
+    OUT mismatches bigint,
+    OUT completions bigint,
+    OUT failures bigint,
+    OUT lost bigint,
+    OUT once_first bigint,
+    OUT once_again bigint,
+    OUT swept_rows bigint,
+    OUT sweep_runs bigint,
+    OUT last_sweep_at timestamptz,
+    OUT last_sweep_duration interval,
+    OUT last_sweep_rows bigint,
+    OUT sweep_errors bigint,
+    OUT last_sweep_error text,
+    OUT stats_reset timestamptz,
+    OUT reused_after_expiry bigint
+)
+RETURNS record
+AS 'MODULE_PATHNAME', 'idem_stats'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION idem_stats() IS 'this database''s counters; see view idempotency_stats';
+
+CREATE VIEW idempotency_stats AS SELECT s.* FROM idem_stats() s;
+REVOKE ALL ON TABLE idempotency_stats FROM PUBLIC;
+COMMENT ON VIEW idempotency_stats IS 'what the extension has done in this database since stats_reset';
+
+CREATE FUNCTION idem_stats_reset()
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_stats_reset'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION idem_stats_reset() IS 'set this database''s counters to zero';
+
+CREATE FUNCTION idem_summary(
+    OUT processing bigint,
+    OUT completed bigint,
+    OUT failed bigint,
+    OUT retryable bigint,
+    OUT unknown bigint,
+    OUT expired bigint,
+    OUT oldest_expired_age interval,
+    OUT table_bytes bigint,
+    OUT index_bytes bigint,
+    OUT total_bytes bigint
+)
+RETURNS record
+AS 'MODULE_PATHNAME', 'idem_summary'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL RESTRICTED;
+COMMENT ON FUNCTION idem_summary() IS 'what is in the table; see view idempotency_summary';
+
+-- On a function, not on the table: a view would keep the table from being altered.
+CREATE VIEW idempotency_summary AS SELECT s.* FROM idem_summary() s;
+REVOKE ALL ON TABLE idempotency_summary FROM PUBLIC;
+COMMENT ON VIEW idempotency_summary IS 'the rows of idempotency_keys by status, and their size; reads the whole table';
+
+CREATE FUNCTION idem_health(
+    OUT item text,
+    OUT level text,
+    OUT value numeric,
+    OUT threshold numeric,
+    OUT message text
+)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_health'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL RESTRICTED ROWS 9;
+COMMENT ON FUNCTION idem_health() IS 'what an administrator should see to, and what is well';
+
+--
 -- Privileges
 --
 
@@ -415,6 +489,6 @@ COMMENT ON FUNCTION idem_revoke(regrole)
 REVOKE ALL ON FUNCTION
     idem_claim, idem_complete, idem_fail, idem_renew, idem_checkpoint, idem_get,
     idem_resolve, idem_forget, idem_execute, idem_once, idem_once_many, idem_claim_many,
-    idem_complete_many, idem_sweep, idem_grant, idem_revoke
+    idem_complete_many, idem_sweep, idem_stats, idem_stats_reset, idem_summary, idem_health, idem_grant, idem_revoke
     FROM PUBLIC;
 REVOKE ALL ON PROCEDURE idem_sweep_all FROM PUBLIC;

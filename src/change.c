@@ -18,6 +18,7 @@
 
 #include "change.h"
 #include "state.h"
+#include "stats.h"
 #include "xact.h"
 
 char *
@@ -53,6 +54,7 @@ idem_already_settled(const IdemChange *s)
 void
 idem_token_required(const IdemKey *name)
 {
+	idem_count_lost();
 	ereport(ERROR,
 			(errcode(IDEM_ERRCODE_LOST),
 			 errmsg("a token is required for idempotency key \"%s\"", text_to_cstring(name->key)),
@@ -71,12 +73,15 @@ check_token(const IdemChange *s)
 	}
 	if (DatumGetInt64(s->token.value) !=
 		DatumGetInt64(idem_value(&s->store.current, IDEM_COL_TOKEN)))
+	{
+		idem_count_lost();
 		ereport(ERROR,
 				(errcode(IDEM_ERRCODE_LOST),
 				 errmsg("the claim on idempotency key \"%s\" was lost", idem_changed_key(s)),
 				 errdetail("Token " INT64_FORMAT " is not the current one.",
 						   DatumGetInt64(s->token.value)),
 				 errhint("The key was taken over, resolved or claimed anew; do nothing more in its name.")));
+	}
 }
 
 void

@@ -21,6 +21,7 @@
 #include "claim.h"
 #include "fingerprint.h"
 #include "state.h"
+#include "stats.h"
 #include "wait.h"
 #include "waiters.h"
 #include "xact.h"
@@ -160,6 +161,48 @@ idem_answer_at_once(IdemStore *store, const IdemRequest *request, IdemAnswer *a)
 }
 
 /*
+ * Did the key expire less than its ttl ago?  Then a caller may still have
+ * counted on it, and the ttl is too short.
+ */
+static bool
+reused_early(IdemStore *store, TimestampTz now)
+{
+	return now - idem_instant(&store->current, IDEM_COL_EXPIRES_AT) <
+		idem_stored_ttl(&store->current);
+}
+
+static void
+count_claim(IdemStore *store, const IdemRequest *request, const IdemJudgement *j)
+{
+	idem_count(request->once ? IDEM_COUNT_ONCE_FIRST : IDEM_COUNT_CLAIMS);
+	if (j->action == IDEM_TAKE_OVER)
+		idem_count(IDEM_COUNT_TAKEOVERS);
+	else if (j->action == IDEM_RESTART && reused_early(store, j->now))
+		idem_count(IDEM_COUNT_REUSED);
+}
+
+/* What a call, or one key of it, was told in the end; idem_take() counts claims. */
+void
+idem_count_answer(const IdemRequest *request, const IdemAnswer *a)
+{
+	switch (a->j.outcome)
+	{
+		case IDEM_OUT_COMPLETED:
+		case IDEM_OUT_FAILED:
+			idem_count(request->once ? IDEM_COUNT_ONCE_AGAIN : IDEM_COUNT_REPLAYS);
+			break;
+		case IDEM_OUT_PROCESSING:
+			idem_count(IDEM_COUNT_PROCESSING);
+			break;
+		case IDEM_OUT_MISMATCH:
+			idem_count(IDEM_COUNT_MISMATCHES);
+			break;
+		default:
+			break;
+	}
+}
+
+/*
  * The key was absent, and nobody who locks keys has written it since.  (If
  * somebody else has, the insert notices.)
  */
@@ -208,6 +251,7 @@ idem_take(IdemStore *store, const IdemRequest *request, IdemAnswer *a)
 		{
 			if (!request->once)
 				idem_xact_claimed(store, DatumGetInt64(values[IDEM_COL_TOKEN - 1]));
+			count_claim(store, request, j);
 			idem_answer(j, IDEM_OUT_CLAIMED, NULL);
 			break;
 		}
@@ -289,6 +333,7 @@ idem_claim_waiting(IdemStore *store, const IdemKey *name, const IdemRequest *req
 			idem_wait_pause(&wait, &o);
 	}
 	idem_wait_end();
+	idem_count_answer(request, a);
 }
 
 /*

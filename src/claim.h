@@ -58,6 +58,7 @@ extern void idem_answer_locked(IdemStore *store, IdemJudgement *j);
 
 /* claim.c */
 extern bool idem_answer_at_once(IdemStore *store, const IdemRequest *request, IdemAnswer *a);
+extern void idem_count_answer(const IdemRequest *request, const IdemAnswer *a);
 extern void idem_take(IdemStore *store, const IdemRequest *request, IdemAnswer *a);
 extern void idem_claim_waiting(IdemStore *store, const IdemKey *name, const IdemRequest *request,
 							   int64 duration, const char *function, IdemAnswer *a);

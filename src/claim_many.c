@@ -74,7 +74,10 @@ idem_claim_batch(const IdemBatch *batch, IdemRequest *request, bytea **hashes,
 			idem_open(&store, &name, AccessShareLock);
 		}
 		else
+		{
+			idem_count_answer(request, &answer);
 			receive(&store, i, &answer, arg);
+		}
 		MemoryContextSwitchTo(old);
 		MemoryContextReset(batch->per_key);
 	}

@@ -13,6 +13,7 @@
 #include "extension.h"
 #include "settings.h"
 #include "shared.h"
+#include "stats.h"
 #include "waiters.h"
 #include "xact.h"
 
@@ -27,5 +28,6 @@ _PG_init(void)
 	idem_extension_init();
 	idem_xact_init();
 	idem_waiters_init();
+	idem_stats_init();
 	idem_shared_init();
 }

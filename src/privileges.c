@@ -37,8 +37,11 @@ static const char *const application_calls[] = {
 };
 
 static const char *const admin_calls[] = {
-	"idem_resolve", "idem_forget", "idem_sweep", "idem_sweep_all", NULL
+	"idem_resolve", "idem_forget", "idem_sweep", "idem_sweep_all", "idem_stats",
+	"idem_stats_reset", "idem_summary", "idem_health", NULL
 };
+
+static const char *const admin_views[] = {"idempotency_stats", "idempotency_summary"};
 
 /*
  * The signature of the extension's own function of that name; somebody may
@@ -98,6 +101,14 @@ change_calls(const char *verb, const char *preposition, Oid extension, Oid schem
 }
 
 static void
+change_views(const char *verb, const char *preposition, const char *schema, const char *role)
+{
+	for (int i = 0; i < lengthof(admin_views); i++)
+		run(psprintf("%s SELECT ON TABLE %s %s %s", verb,
+					 quote_qualified_identifier(schema, admin_views[i]), preposition, role));
+}
+
+static void
 change(FunctionCallInfo fcinfo, bool grant, bool admin)
 {
 	Oid			extension;
@@ -118,9 +129,14 @@ change(FunctionCallInfo fcinfo, bool grant, bool admin)
 		if (idem_schema_needs_usage(schema_oid, PG_GETARG_OID(0)))
 			run(psprintf("GRANT USAGE ON SCHEMA %s TO %s", quote_identifier(schema), role));
 		change_calls("GRANT", "TO", extension, schema_oid, role, admin);
+		if (admin)
+			change_views("GRANT", "TO", schema, role);
 	}
 	else
+	{
 		change_calls("REVOKE", "FROM", extension, schema_oid, role, true);
+		change_views("REVOKE", "FROM", schema, role);
+	}
 	SPI_finish();
 }
 

@@ -26,6 +26,14 @@ int			idem_max_response_size = 1024 * 1024;
 bool		idem_durable = true;
 int			idem_sweep_batch_size = 1000;
 int			idem_sweep_pause = 0;
+int			idem_health_backlog = 100000;
+int			idem_health_sweep_overdue = 2 * 3600;
+int			idem_health_growth = 400;
+int			idem_health_stuck_after = 600;
+int			idem_health_stuck_claims = 10;
+int			idem_health_held_unknown = 0;
+int			idem_health_wraparound = 150;
+double		idem_health_ttl_too_short = 1.0;
 char	   *idem_scope = NULL;
 bool		idem_scope_forged = false;
 
@@ -76,6 +84,57 @@ define_scope(void)
 							   check_scope, NULL, NULL);
 
 	idem_scope_forged = set_by_client && scope_source() < PGC_S_CLIENT;
+}
+
+/* A threshold of idem_health(); -1 turns the item off. */
+static void
+define_threshold(const char *name, const char *short_desc, int *variable, int flags)
+{
+	DefineCustomIntVariable(name, short_desc,
+							"idem_health() warns above it. -1 turns the item off.",
+							variable,
+							*variable, -1, INT_MAX,
+							PGC_USERSET, flags,
+							NULL, NULL, NULL);
+}
+
+static void
+define_thresholds(void)
+{
+	define_threshold("idempotency.health_backlog",
+					 "How many expired rows may wait for a sweep.",
+					 &idem_health_backlog, 0);
+	define_threshold("idempotency.health_sweep_overdue",
+					 "How long expired rows may wait for a sweep.",
+					 &idem_health_sweep_overdue, GUC_UNIT_S);
+	define_threshold("idempotency.health_growth",
+					 "How large table and indexes may be, in percent of the rows' bytes.",
+					 &idem_health_growth, 0);
+	define_threshold("idempotency.health_stuck_claims",
+					 "How many claims may be left open after their lease has ended.",
+					 &idem_health_stuck_claims, 0);
+	define_threshold("idempotency.health_held_unknown",
+					 "How many keys may be held with an unknown outcome.",
+					 &idem_health_held_unknown, 0);
+	define_threshold("idempotency.health_wraparound",
+					 "How old the table may be, in percent of autovacuum_freeze_max_age.",
+					 &idem_health_wraparound, 0);
+
+	DefineCustomIntVariable("idempotency.health_stuck_after",
+							"How long after its lease's end an open claim counts as stuck.",
+							NULL,
+							&idem_health_stuck_after,
+							600, 0, INT_MAX,
+							PGC_USERSET, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomRealVariable("idempotency.health_ttl_too_short",
+							 "How many claims may be of keys that expired just before, in percent.",
+							 "idem_health() warns above it. -1 turns the item off.",
+							 &idem_health_ttl_too_short,
+							 1.0, -1.0, 100.0,
+							 PGC_USERSET, 0,
+							 NULL, NULL, NULL);
 }
 
 void
@@ -129,6 +188,7 @@ idem_define_settings(void)
 							PGC_USERSET, GUC_UNIT_MS,
 							NULL, NULL, NULL);
 
+	define_thresholds();
 	define_scope();
 	idem_reserve_prefix("idempotency");
 }

@@ -13,6 +13,7 @@
 
 #include "change.h"
 #include "state.h"
+#include "stats.h"
 #include "xact.h"
 
 void
@@ -110,6 +111,7 @@ idem_settle(IdemChange *s, IdemStatus status, const IdemResult *result, int64 tt
 	} while (!idem_write_row(s));
 
 	idem_xact_settled(s->own_claim);
+	idem_count(status == IDEM_COMPLETED ? IDEM_COUNT_COMPLETIONS : IDEM_COUNT_FAILURES);
 	return true;
 }
 

@@ -15,11 +15,14 @@
 #include "portability/instr_time.h"
 #include "storage/latch.h"
 #include "utils/backend_status.h"
+#include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
 #include "args.h"
 #include "compat.h"
 #include "settings.h"
+#include "stats.h"
 #include "sweep.h"
 
 #define NOTICE_EVERY 5			/* seconds */
@@ -54,6 +57,13 @@ report_errors(const IdemSweep *sweep)
 				(errmsg("skipped sweeping table \"%s\" because it is locked", IDEM_TABLE)));
 }
 
+/* What went wrong, though no error was raised. */
+static const char *
+last_error(const IdemSweep *sweep)
+{
+	return sweep->locked_out ? "the table is locked" : sweep->error;
+}
+
 /*
  * idem_sweep(batch_size int) -> bigint
  *
@@ -69,9 +79,11 @@ idem_sweep(PG_FUNCTION_ARGS)
 {
 	IdemSweep	sweep = {0};
 	int			batch_size = arg_count(fcinfo, 0, "batch_size", idem_sweep_batch_size);
+	TimestampTz start = GetCurrentTimestamp();
 
 	idem_require_writable("idem_sweep()");
 	idem_sweep_batch(&sweep, batch_size);
+	idem_count_sweep(sweep.deleted, sweep.failed, last_error(&sweep), start, GetCurrentTimestamp());
 	report_errors(&sweep);
 	PG_RETURN_INT64(sweep.deleted);
 }
@@ -135,6 +147,52 @@ require_own_transactions(FunctionCallInfo fcinfo)
 				 errhint("Call it by itself, or use idem_sweep() for one batch in this transaction.")));
 }
 
+/* Until no row is left, or so many batches are done. */
+static void
+sweep_in_batches(IdemSweep *sweep, int batch_size, int max_batches, int64 pause)
+{
+	int64		estimate = idem_sweep_estimate(ESTIMATE_UP_TO);
+	instr_time	last_notice;
+
+	INSTR_TIME_SET_CURRENT(last_notice);
+	for (int batch = 1;; batch++)
+	{
+		sweep_and_commit(sweep, batch_size);
+		show_progress(sweep, estimate, &last_notice);
+		if (!sweep->more || batch == max_batches)
+			break;
+		rest(pause);
+	}
+}
+
+/* The same, and it counts as a run even if an error or a cancel ends it. */
+static void
+sweep_and_count(IdemSweep *sweep, int batch_size, int max_batches, int64 pause)
+{
+	MemoryContext context = CurrentMemoryContext;
+	TimestampTz start = GetCurrentTimestamp();
+
+	idem_stats_prepare();
+	PG_TRY();
+	{
+		sweep_in_batches(sweep, batch_size, max_batches, pause);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		idem_stats_sweep_run(MyDatabaseId, sweep->deleted, sweep->failed, error->message, start,
+							 GetCurrentTimestamp());
+		FreeErrorData(error);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	idem_stats_sweep_run(MyDatabaseId, sweep->deleted, sweep->failed, last_error(sweep), start,
+						 GetCurrentTimestamp());
+}
+
 /*
  * CALL idem_sweep_all(batch_size int, max_batches int, pause interval)
  *
@@ -153,23 +211,12 @@ idem_sweep_all(PG_FUNCTION_ARGS)
 	int			max_batches = arg_count(fcinfo, 1, "max_batches", INT_MAX);
 	int64		pause = PG_ARGISNULL(2) ? idem_sweep_pause * INT64CONST(1000) :
 		idem_arg_duration(fcinfo, 2, "pause", true);
-	int64		estimate;
-	instr_time	last_notice;
 
 	require_own_transactions(fcinfo);
 	idem_require_writable("idem_sweep_all()");
 
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
-	INSTR_TIME_SET_CURRENT(last_notice);
-	estimate = idem_sweep_estimate(ESTIMATE_UP_TO);
-	for (int batch = 1;; batch++)
-	{
-		sweep_and_commit(&sweep, batch_size);
-		show_progress(&sweep, estimate, &last_notice);
-		if (!sweep.more || batch == max_batches)
-			break;
-		rest(pause);
-	}
+	sweep_and_count(&sweep, batch_size, max_batches, pause);
 	SPI_finish();
 	report_errors(&sweep);
 	PG_RETURN_VOID();

@@ -1,0 +1,429 @@
+/*-------------------------------------------------------------------------
+ *
+ * health.c
+ *	  Is there anything an administrator should see to?
+ *
+ * One item for each thing that goes wrong slowly.  An item compares a value
+ * with its threshold, a setting; above it, it warns.  What is looked at is
+ * bounded, so that the worker can look after each of its sweeps: some pages of
+ * the table, the entries of the index on due_at up to about the threshold, and
+ * the counters of stats.c.  Without these, the items that need them say so.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "access/relation.h"
+#include "access/table.h"
+#include "access/transam.h"
+#include "commands/dbcommands.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "postmaster/autovacuum.h"
+#include "storage/bufmgr.h"
+#include "utils/builtins.h"
+#include "utils/float.h"
+#include "utils/guc.h"
+#include "utils/rel.h"
+#include "utils/timestamp.h"
+
+#include "batch.h"
+#include "health.h"
+#include "settings.h"
+#include "stats.h"
+#include "survey.h"
+
+/* A table that is smaller may be as empty as it likes. */
+#define GROWTH_FROM_BYTES (16.0 * 1024 * 1024)
+/* So few reused keys tell nothing. */
+#define REUSED_AT_LEAST 10
+/* Held rows are counted up to the threshold, and to this. */
+#define HELD_AT_LEAST 10000
+
+typedef enum Level
+{
+	LEVEL_OK,
+	LEVEL_WARNING,
+	LEVEL_UNKNOWN,				/* it can't be told */
+	LEVEL_OFF
+} Level;
+
+static const char *const level_names[] = {"ok", "warning", "unknown", "off"};
+
+/* What the items are judged by. */
+typedef struct Facts
+{
+	IdemStore	store;
+	IdemSurvey	sample;
+	IdemDueRows expired;
+	IdemDueRows held;
+	double		backlog;		/* rows; exact if expired.all */
+	bool		counted;		/* are there counters? */
+	IdemStats	stats;
+	TimestampTz now;
+} Facts;
+
+typedef struct Finding
+{
+	Level		level;
+	double		value;			/* NaN: none */
+	double		threshold;		/* NaN: none */
+	const char *message;
+} Finding;
+
+static double
+seconds(int64 microseconds)
+{
+	return Max(microseconds, 0) / (double) USECS_PER_SEC;
+}
+
+static const char *
+about(bool exactly)
+{
+	return exactly ? "" : "about ";
+}
+
+static Finding
+judge(double value, double threshold, const char *message)
+{
+	Finding		item = {LEVEL_OK, value, threshold, message};
+
+	if (threshold < 0)
+	{
+		item.level = LEVEL_OFF;
+		item.threshold = get_float8_nan();
+	}
+	else if (value > threshold)
+		item.level = LEVEL_WARNING;
+	return item;
+}
+
+static Finding
+cannot_tell(const char *message)
+{
+	Finding		item = {LEVEL_UNKNOWN, get_float8_nan(), get_float8_nan(), message};
+
+	return item;
+}
+
+static Finding
+no_counters(void)
+{
+	return cannot_tell("needs the counters: add 'idempotency' to shared_preload_libraries");
+}
+
+/*
+ * The length of idempotency.sweep_window in seconds, 0 if there is none.  The
+ * setting's own check has seen to its form.
+ */
+static double
+window_length(void)
+{
+	const char *window = GetConfigOption("idempotency.sweep_window", true, false);
+	int			h1,
+				m1,
+				h2,
+				m2;
+	int			minutes;
+
+	if (window == NULL || sscanf(window, " %d:%d - %d:%d", &h1, &m1, &h2, &m2) != 4)
+		return 0;
+	minutes = (h2 * 60 + m2) - (h1 * 60 + m1);
+	return (minutes <= 0 ? minutes + 24 * 60 : minutes) * 60.0;
+}
+
+static Finding
+check_backlog(const Facts *f)
+{
+	return judge(f->backlog, idem_health_backlog,
+				 psprintf("%s%.0f expired rows wait for a sweep", about(f->expired.all), f->backlog));
+}
+
+/* For how long there has been something to sweep that nobody has swept. */
+static Finding
+check_sweep_overdue(const Facts *f)
+{
+	double		threshold = idem_health_sweep_overdue;
+	double		waited;
+
+	if (f->backlog == 0)
+		return judge(0, threshold, "nothing waits for a sweep");
+	/* Outside of the window nobody is late. */
+	if (threshold >= 0 && window_length() > 0)
+		threshold += 24 * 3600;
+	waited = seconds(f->now - (f->expired.rows > 0 ? f->expired.oldest : f->sample.oldest));
+	if (f->counted)
+		waited = Min(waited, seconds(f->now - Max(f->stats.last_sweep.end, f->stats.reset_at)));
+	waited = rint(waited);
+	return judge(waited, threshold,
+				 psprintf("expired rows have waited for %.0f s for a sweep", waited));
+}
+
+static Finding
+check_sweep_failing(const Facts *f)
+{
+	const IdemSweepRun *run = &f->stats.last_sweep;
+
+	if (!f->counted)
+		return no_counters();
+	if (run->error[0] == '\0')
+		return judge(0, 0, run->end == 0 ? "no sweep has run yet" : "the last sweep had no error");
+	return judge(Max(run->failed, 1), 0, psprintf("the last sweep failed: %s", run->error));
+}
+
+/* Heap and indexes, without TOAST, against what the rows take up. */
+static Finding
+check_growth(const Facts *f)
+{
+	Relation	rel = f->store.rel;
+	double		size = (double) RelationGetNumberOfBlocks(rel) * BLCKSZ +
+		DatumGetInt64(DirectFunctionCall1(pg_indexes_size, ObjectIdGetDatum(RelationGetRelid(rel))));
+	double		bytes = Max(f->sample.bytes * f->sample.scale, BLCKSZ);
+	double		percent = rint(100 * size / bytes);
+
+	if (size < GROWTH_FROM_BYTES)
+		percent = 100;
+	return judge(percent, idem_health_growth,
+				 psprintf("table and indexes take up %.0f MB, the rows in them %s%.0f MB",
+						  size / (1024 * 1024), about(f->sample.scale == 1.0),
+						  f->sample.bytes * f->sample.scale / (1024 * 1024)));
+}
+
+static Finding
+check_stuck_claims(const Facts *f)
+{
+	double		stuck = rint(f->sample.stuck * f->sample.scale);
+
+	return judge(stuck, idem_health_stuck_claims,
+				 psprintf("%s%.0f claims are open whose lease ended more than %d s ago",
+						  about(f->sample.scale == 1.0), stuck, idem_health_stuck_after));
+}
+
+static Finding
+check_held_unknown(const Facts *f)
+{
+	return judge(f->held.rows, idem_health_held_unknown,
+				 psprintf("%s" INT64_FORMAT " keys are held until idem_resolve() settles them",
+						  f->held.all ? "" : "at least ", f->held.rows));
+}
+
+/* How long the backlog takes at the rate of the sweeps so far. */
+static Finding
+check_window(const Facts *f)
+{
+	double		window = window_length();
+	double		swept = f->stats.counts[IDEM_COUNT_SWEPT_ROWS];
+	double		needed = 0;
+
+	if (window == 0)
+	{
+		Finding		item = {LEVEL_OK, get_float8_nan(), get_float8_nan(), "sweeps may run at any time"};
+
+		return item;
+	}
+	if (!f->counted)
+		return no_counters();
+	if (f->backlog > 0)
+	{
+		if (swept == 0 || f->stats.sweeping <= 0)
+			return cannot_tell("no sweep has deleted anything yet, so nobody knows how fast they are");
+		needed = rint(f->backlog * seconds(f->stats.sweeping) / swept);
+	}
+	return judge(needed, window,
+				 psprintf("the backlog takes about %.0f s to sweep, and the window is %.0f s long",
+						  needed, window));
+}
+
+/* In transactions, and at what age autovacuum is to step in. */
+static double
+frozen_age(Relation rel)
+{
+	TransactionId frozen = rel->rd_rel->relfrozenxid;
+
+	return TransactionIdIsNormal(frozen) ? (int32) (ReadNextTransactionId() - frozen) : 0;
+}
+
+static double
+toast_age(Oid toast)
+{
+	Relation	rel;
+	double		age;
+
+	if (!OidIsValid(toast))
+		return 0;
+	rel = relation_open(toast, AccessShareLock);
+	age = frozen_age(rel);
+	relation_close(rel, AccessShareLock);
+	return age;
+}
+
+static Finding
+check_wraparound(const Facts *f)
+{
+	Relation	rel = f->store.rel;
+	StdRdOptions *options = (StdRdOptions *) rel->rd_options;
+	double		age = Max(frozen_age(rel), toast_age(rel->rd_rel->reltoastrelid));
+	double		max_age = autovacuum_freeze_max_age;
+
+	if (options != NULL && options->autovacuum.freeze_max_age >= 0)
+		max_age = Min(max_age, options->autovacuum.freeze_max_age);
+	return judge(age, idem_health_wraparound < 0 ? -1 : max_age * idem_health_wraparound / 100,
+				 psprintf("the table's oldest transaction is %.0f transactions old; autovacuum is to freeze it at %.0f",
+						  age, max_age));
+}
+
+static Finding
+check_ttl_too_short(const Facts *f)
+{
+	const uint64 *counts = f->stats.counts;
+	double		reused = counts[IDEM_COUNT_REUSED];
+	double		claims = counts[IDEM_COUNT_CLAIMS] + counts[IDEM_COUNT_ONCE_FIRST];
+	double		percent = claims > 0 ? rint(10000 * reused / claims) / 100 : 0;
+
+	if (!f->counted)
+		return no_counters();
+	return judge(reused < REUSED_AT_LEAST ? 0 : percent, idem_health_ttl_too_short,
+				 psprintf("%.0f of %.0f claims were of keys that had expired less than their ttl ago",
+						  reused, claims));
+}
+
+static const struct
+{
+	const char *name;
+	Finding		(*check) (const Facts *facts);
+}			items[] =
+{
+	{"backlog", check_backlog},
+	{"sweep_overdue", check_sweep_overdue},
+	{"sweep_failing", check_sweep_failing},
+	{"growth", check_growth},
+	{"stuck_claims", check_stuck_claims},
+	{"held_unknown", check_held_unknown},
+	{"window", check_window},
+	{"wraparound", check_wraparound},
+	{"ttl_too_short", check_ttl_too_short},
+};
+
+#define NITEMS lengthof(items)
+
+/* Looks at the table in the store, which stays open. */
+static void
+gather(Facts *f)
+{
+	f->now = GetCurrentTimestamp();
+	f->sample.stuck_since = f->now - idem_health_stuck_after * USECS_PER_SEC;
+	idem_survey_sample(&f->store, &f->sample);
+	f->expired = idem_expired_rows(&f->store, Max(idem_health_backlog, 0) + INT64CONST(1));
+	f->held = idem_held_rows(&f->store, Max(idem_health_held_unknown, HELD_AT_LEAST) + INT64CONST(1));
+	f->backlog = f->expired.rows;
+	if (!f->expired.all)
+		f->backlog = Max(f->backlog, rint(f->sample.expired * f->sample.scale));
+	f->counted = idem_stats_read(&f->stats);
+}
+
+static Datum
+make_numeric(double value)
+{
+	return DirectFunctionCall1(float8_numeric, Float8GetDatum(value));
+}
+
+/*
+ * idem_health() -> setof (item text, level text, value numeric,
+ *						   threshold numeric, message text)
+ *
+ * What an administrator should see to, and what is well.
+ *
+ * Errors: 42501.
+ */
+PG_FUNCTION_INFO_V1(idem_health);
+Datum
+idem_health(PG_FUNCTION_ARGS)
+{
+	Facts		facts = {0};
+	TupleDesc	desc;
+	Tuplestorestate *set = idem_begin_set(fcinfo, &desc);
+
+	if (desc->natts != 5)
+		elog(ERROR, "idem_health() returns %d columns", desc->natts);
+	facts.store.table = idem_open_table(AccessShareLock, true, &facts.store.rel);
+	gather(&facts);
+	for (int i = 0; i < NITEMS; i++)
+	{
+		Finding		item = items[i].check(&facts);
+		Datum		values[5] = {0};
+		bool		nulls[5] = {0};
+
+		values[0] = CStringGetTextDatum(items[i].name);
+		values[1] = CStringGetTextDatum(level_names[item.level]);
+		nulls[2] = isnan(item.value);
+		if (!nulls[2])
+			values[2] = make_numeric(item.value);
+		nulls[3] = isnan(item.threshold);
+		if (!nulls[3])
+			values[3] = make_numeric(item.threshold);
+		values[4] = CStringGetTextDatum(item.message);
+		tuplestore_putvalues(set, desc, values, nulls);
+	}
+	table_close(facts.store.rel, AccessShareLock);
+	return (Datum) 0;
+}
+
+static void
+report_turn(const char *database, const char *name, const Finding *item)
+{
+	if (item->level == LEVEL_WARNING)
+		ereport(WARNING,
+				(errmsg("idempotency keys in database \"%s\" need attention: %s", database, item->message),
+				 errdetail("Item \"%s\" of idem_health() is at %.15g, its threshold at %.15g.",
+						   name, item->value, item->threshold)));
+	else
+		ereport(LOG,
+				(errmsg("item \"%s\" of idem_health() in database \"%s\" is well again: %s",
+						name, database, item->message)));
+}
+
+/*
+ * Tells the log of the items that have turned since the last report in this
+ * database, one line each.  Needs a transaction with an active snapshot; does
+ * nothing while somebody has the table locked.
+ */
+void
+idem_health_report(void)
+{
+	Facts		facts = {0};
+	Finding		checked[NITEMS];
+	uint32		bad = 0;
+	uint32		well = 0;
+	uint32		turned;
+
+	facts.store.table = idem_open_table(AccessShareLock, false, &facts.store.rel);
+	if (facts.store.table == NULL)
+		return;
+	gather(&facts);
+	for (int i = 0; i < NITEMS; i++)
+	{
+		checked[i] = items[i].check(&facts);
+		if (checked[i].level == LEVEL_WARNING)
+			bad |= 1U << i;
+		else if (checked[i].level != LEVEL_UNKNOWN)
+			well |= 1U << i;
+	}
+	table_close(facts.store.rel, AccessShareLock);
+
+	turned = idem_stats_turn(bad, well);
+	for (int i = 0; i < NITEMS; i++)
+		if (turned & (1U << i))
+			report_turn(get_database_name(MyDatabaseId), items[i].name, &checked[i]);
+}
+
+/* The same from SQL, for tests: the extension makes no function of it. */
+PG_FUNCTION_INFO_V1(idem_health_report_now);
+Datum
+idem_health_report_now(PG_FUNCTION_ARGS)
+{
+	idem_health_report();
+	PG_RETURN_VOID();
+}

@@ -1,0 +1,239 @@
+/*-------------------------------------------------------------------------
+ *
+ * survey.c
+ *	  What there is in idempotency_keys: rows by state, and bytes.
+ *
+ * The summary reads the whole table.  What is asked for again and again must
+ * not: it reads a sample of pages, spread evenly over the table, and counts
+ * what the index on due_at leads to, up to a limit: there lie the rows that
+ * have expired, and at infinity those that are held.  A table of no more pages
+ * than the sample has is read whole.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/stratnum.h"
+#include "access/tableam.h"
+#include "executor/tuptable.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "storage/bufmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "args.h"
+#include "compat.h"
+#include "state.h"
+#include "survey.h"
+
+#define SAMPLE_PAGES 2048		/* 16 MB */
+#define CHUNK_PAGES 8
+
+/* Entries of dead rows that a count may come across, beyond its limit. */
+#define DEAD_ENTRIES INT64CONST(100000)
+
+static void
+begin_survey(IdemSurvey *survey)
+{
+	survey->now = GetCurrentTimestamp();
+	memset(survey->rows, 0, sizeof(survey->rows));
+	survey->expired = 0;
+	survey->oldest = DT_NOEND;
+	survey->stuck = 0;
+	survey->bytes = 0;
+	survey->scale = 1.0;
+}
+
+static void
+count_row(IdemStore *store, IdemSurvey *survey, TupleTableSlot *slot)
+{
+	IdemVersion version = {0};
+	IdemStatus	status;
+
+	CHECK_FOR_INTERRUPTS();
+	slot_getallattrs(slot);
+	version.exists = true;
+	version.slot = slot;
+	survey->bytes += ((BufferHeapTupleTableSlot *) slot)->base.tuple->t_len + sizeof(ItemIdData);
+	if (!idem_is_live(&version, survey->now))
+	{
+		survey->expired++;
+		survey->oldest = Min(survey->oldest, idem_instant(&version, IDEM_COL_EXPIRES_AT));
+		return;
+	}
+	status = idem_status_at(store, &version, survey->now);
+	survey->rows[status]++;
+	if (status == IDEM_PROCESSING &&
+		idem_instant(&version, IDEM_COL_LEASE_UNTIL) < survey->stuck_since)
+		survey->stuck++;
+}
+
+/* Reads the whole table. */
+void
+idem_survey(IdemStore *store, IdemSurvey *survey)
+{
+	TupleTableSlot *slot = table_slot_create(store->rel, NULL);
+	TableScanDesc scan = table_beginscan(store->rel, GetActiveSnapshot(), 0, NULL);
+
+	begin_survey(survey);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+		count_row(store, survey, slot);
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+}
+
+static void
+survey_pages(IdemStore *store, IdemSurvey *survey, TupleTableSlot *slot,
+			 BlockNumber first, BlockNumber last)
+{
+	ItemPointerData from;
+	ItemPointerData to;
+	TableScanDesc scan;
+
+	ItemPointerSet(&from, first, FirstOffsetNumber);
+	ItemPointerSet(&to, last, MaxOffsetNumber);
+	scan = table_beginscan_tidrange(store->rel, GetActiveSnapshot(), &from, &to);
+	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
+		count_row(store, survey, slot);
+	table_endscan(scan);
+}
+
+/* Reads some megabytes. */
+void
+idem_survey_sample(IdemStore *store, IdemSurvey *survey)
+{
+	BlockNumber pages = RelationGetNumberOfBlocks(store->rel);
+	TupleTableSlot *slot;
+
+	if (pages <= SAMPLE_PAGES)
+	{
+		idem_survey(store, survey);
+		return;
+	}
+	begin_survey(survey);
+	slot = table_slot_create(store->rel, NULL);
+	for (int i = 0; i < SAMPLE_PAGES / CHUNK_PAGES; i++)
+	{
+		BlockNumber first = (BlockNumber) ((uint64) (pages - CHUNK_PAGES) * i /
+										   (SAMPLE_PAGES / CHUNK_PAGES - 1));
+
+		survey_pages(store, survey, slot, first, first + CHUNK_PAGES - 1);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	survey->scale = (double) pages / SAMPLE_PAGES;
+}
+
+/* May the row be counted?  Held ones are kept whatever the clock says. */
+static bool
+is_due(IdemStore *store, const IdemVersion *version, TimestampTz now, bool held)
+{
+	if (held)
+		return idem_status_at(store, version, now) == IDEM_UNKNOWN;
+	return !idem_is_live(version, now);
+}
+
+static IdemDueRows
+due_rows(IdemStore *store, StrategyNumber strategy, TimestampTz bound, bool held, int64 limit)
+{
+	IdemDueRows found = {0, DT_NOEND, false};
+	TimestampTz now = GetCurrentTimestamp();
+	int64		entries = 0;
+	IdemVersion version = {0};
+	ScanKeyData key;
+	Relation	index;
+	IndexScanDesc scan;
+
+	if (!OidIsValid(store->table->due_index))
+		return found;
+	index = index_open(store->table->due_index, AccessShareLock);
+	version.exists = true;
+	version.slot = table_slot_create(store->rel, NULL);
+	ScanKeyInit(&key, 1, strategy,
+				strategy == BTLessEqualStrategyNumber ? F_TIMESTAMPTZ_LE : F_TIMESTAMPTZ_GE,
+				TimestampTzGetDatum(bound));
+	scan = idem_index_beginscan(store->rel, index, GetActiveSnapshot(), 1);
+	index_rescan(scan, &key, 1, NULL, 0);
+	while (found.rows < limit && entries < limit + DEAD_ENTRIES && !found.all)
+	{
+		ItemPointer tid = index_getnext_tid(scan, ForwardScanDirection);
+
+		CHECK_FOR_INTERRUPTS();
+		entries++;
+		if (tid == NULL)
+			found.all = true;
+		else if (index_fetch_heap(scan, version.slot))
+		{
+			slot_getallattrs(version.slot);
+			if (!is_due(store, &version, now, held))
+				continue;
+			if (found.rows++ == 0)
+				found.oldest = idem_instant(&version, IDEM_COL_EXPIRES_AT);
+		}
+	}
+	index_endscan(scan);
+	ExecDropSingleTupleTableSlot(version.slot);
+	index_close(index, AccessShareLock);
+	return found;
+}
+
+/* The rows that wait for a sweep. */
+IdemDueRows
+idem_expired_rows(IdemStore *store, int64 limit)
+{
+	return due_rows(store, BTLessEqualStrategyNumber, GetCurrentTimestamp(), false, limit);
+}
+
+/* The rows of unknown outcome, which wait for idem_resolve(). */
+IdemDueRows
+idem_held_rows(IdemStore *store, int64 limit)
+{
+	return due_rows(store, BTGreaterEqualStrategyNumber, DT_NOEND, true, limit);
+}
+
+#define SUMMARY_COLUMNS (IDEM_NSTATUS + 5)
+
+/*
+ * idem_summary() -> one row
+ *
+ * What view idempotency_summary shows: the rows by the status they have now,
+ * those that have expired apart, and the sizes of it all.
+ *
+ * Errors: 42501.
+ */
+PG_FUNCTION_INFO_V1(idem_summary);
+Datum
+idem_summary(PG_FUNCTION_ARGS)
+{
+	IdemStore	store = {0};
+	IdemSurvey	survey = {0};
+	TupleDesc	desc;
+	Datum		values[SUMMARY_COLUMNS];
+	bool		nulls[SUMMARY_COLUMNS] = {0};
+	int			i;
+	Datum		relid;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE ||
+		desc->natts != SUMMARY_COLUMNS)
+		elog(ERROR, "idem_summary() returns another row type");
+	store.table = idem_open_table(AccessShareLock, true, &store.rel);
+	idem_survey(&store, &survey);
+	relid = ObjectIdGetDatum(RelationGetRelid(store.rel));
+
+	for (i = 0; i < IDEM_NSTATUS; i++)
+		values[i] = Int64GetDatum(survey.rows[i]);
+	values[i++] = Int64GetDatum(survey.expired);
+	nulls[i] = survey.expired == 0;
+	values[i++] = idem_make_interval(survey.expired > 0 ? survey.now - survey.oldest : 0);
+	values[i++] = DirectFunctionCall1(pg_table_size, relid);
+	values[i++] = DirectFunctionCall1(pg_indexes_size, relid);
+	values[i++] = DirectFunctionCall1(pg_total_relation_size, relid);
+	table_close(store.rel, AccessShareLock);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
+}
