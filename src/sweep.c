@@ -26,6 +26,8 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -43,7 +45,10 @@ typedef struct DueScan
 	IndexScanDesc scan;
 	TupleTableSlot *slot;
 	TimestampTz now;
+	MemoryContext row_context;	/* if writes run code that isn't ours */
 } DueScan;
+
+#define SHORTEST_LOCK_TIMEOUT "1ms"
 
 /* False if the table or the index can't be had without waiting. */
 static bool
@@ -105,7 +110,11 @@ delete_row(DueScan *d)
 
 /*
  * The same where that runs code that isn't ours, such as the check of a
- * foreign key that somebody made: its error costs this row only.
+ * foreign key that somebody made: its error costs this row only, and where it
+ * would wait for a lock, the row is left for the next sweep.
+ *
+ * What the write needs is made and given back within the subtransaction, whose
+ * resources end with it; what is left of an error goes with the context.
  */
 static bool
 delete_row_carefully(DueScan *d, IdemSweep *sweep)
@@ -115,31 +124,42 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 	volatile bool deleted = false;
 
 	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
+	MemoryContextSwitchTo(d->row_context);
 	PG_TRY();
 	{
+		int			nestlevel = NewGUCNestLevel();
+
+		(void) set_config_option("lock_timeout", SHORTEST_LOCK_TIMEOUT,
+								 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
 		deleted = delete_row(d);
+		if (d->store.writer != NULL)
+			idem_writer_end(&d->store);
+		AtEOXact_GUC(false, nestlevel);
 		ReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();
 	{
 		ErrorData  *error;
 
-		MemoryContextSwitchTo(context);
+		MemoryContextSwitchTo(d->row_context);
 		error = CopyErrorData();
 		FlushErrorState();
 		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
+		MemoryContextSwitchTo(d->row_context);
 		CurrentResourceOwner = owner;
-		if (idem_is_transient(error->sqlerrcode))
-			ReThrowError(error);
-		strlcpy(sweep->error, error->message, sizeof(sweep->error));
-		sweep->failed++;
+		d->store.writer = NULL;
 		deleted = false;
-		FreeErrorData(error);
+		if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+		{
+			if (idem_is_transient(error->sqlerrcode))
+				ReThrowError(error);
+			strlcpy(sweep->error, error->message, sizeof(sweep->error));
+			sweep->failed++;
+		}
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);
+	MemoryContextReset(d->row_context);
 	CurrentResourceOwner = owner;
 	return deleted;
 }
@@ -158,6 +178,9 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 	sweep->locked_out = !begin_due_scan(&d, sweep, RowExclusiveLock);
 	if (sweep->locked_out)
 		return 0;
+	if (d.store.table->foreign_code)
+		d.store.context = d.row_context =
+			AllocSetContextCreate(CurrentMemoryContext, "idempotency sweep", ALLOCSET_DEFAULT_SIZES);
 
 	while (!sweep->more && index_getnext_slot(d.scan, ForwardScanDirection, d.slot))
 	{
@@ -171,6 +194,8 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 			deleted++;
 		sweep->more = deleted >= batch_size;
 	}
+	if (d.store.table->foreign_code)
+		MemoryContextDelete(d.row_context);
 	end_due_scan(&d);
 	sweep->deleted += deleted;
 	return deleted;
