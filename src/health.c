@@ -60,7 +60,8 @@ typedef struct Facts
 	IdemSurvey	sample;
 	IdemDueRows expired;
 	IdemDueRows held;
-	double		backlog;		/* rows; exact if expired.all */
+	double		backlog;		/* rows that wait for a sweep */
+	bool		exact;			/* or about so many */
 	bool		counted;		/* are there counters? */
 	IdemStats	stats;
 	TimestampTz now;
@@ -139,7 +140,7 @@ static Finding
 check_backlog(const Facts *f)
 {
 	return judge(f->backlog, idem_health_backlog,
-				 psprintf("%s%.0f expired rows wait for a sweep", about(f->expired.all), f->backlog));
+				 psprintf("expired rows that wait for a sweep: %s%.0f", about(f->exact), f->backlog));
 }
 
 /* For how long there has been something to sweep that nobody has swept. */
@@ -159,7 +160,7 @@ check_sweep_overdue(const Facts *f)
 		waited = Min(waited, seconds(f->now - Max(f->stats.last_sweep.end, f->stats.reset_at)));
 	waited = rint(waited);
 	return judge(waited, threshold,
-				 psprintf("expired rows have waited for %.0f s for a sweep", waited));
+				 psprintf("expired rows have waited for a sweep for %.0f s", waited));
 }
 
 static Finding
@@ -198,15 +199,15 @@ check_stuck_claims(const Facts *f)
 	double		stuck = rint(f->sample.stuck * f->sample.scale);
 
 	return judge(stuck, idem_health_stuck_claims,
-				 psprintf("%s%.0f claims are open whose lease ended more than %d s ago",
-						  about(f->sample.scale == 1.0), stuck, idem_health_stuck_after));
+				 psprintf("open claims whose lease ended more than %d s ago: %s%.0f",
+						  idem_health_stuck_after, about(f->sample.scale == 1.0), stuck));
 }
 
 static Finding
 check_held_unknown(const Facts *f)
 {
 	return judge(f->held.rows, idem_health_held_unknown,
-				 psprintf("%s" INT64_FORMAT " keys are held until idem_resolve() settles them",
+				 psprintf("keys held until idem_resolve() settles them: %s" INT64_FORMAT,
 						  f->held.all ? "" : "at least ", f->held.rows));
 }
 
@@ -286,7 +287,7 @@ check_ttl_too_short(const Facts *f)
 	if (!f->counted)
 		return no_counters();
 	return judge(reused < REUSED_AT_LEAST ? 0 : percent, idem_health_ttl_too_short,
-				 psprintf("%.0f of %.0f claims were of keys that had expired less than their ttl ago",
+				 psprintf("claims of keys that had expired less than their ttl ago: %.0f of %.0f",
 						  reused, claims));
 }
 
@@ -319,6 +320,7 @@ gather(Facts *f)
 	f->expired = idem_expired_rows(&f->store, Max(idem_health_backlog, 0) + INT64CONST(1));
 	f->held = idem_held_rows(&f->store, Max(idem_health_held_unknown, HELD_AT_LEAST) + INT64CONST(1));
 	f->backlog = f->expired.rows;
+	f->exact = f->expired.all || f->sample.scale == 1.0;
 	if (!f->expired.all)
 		f->backlog = Max(f->backlog, rint(f->sample.expired * f->sample.scale));
 	f->counted = idem_stats_read(&f->stats);
