@@ -225,7 +225,7 @@ SELECT * FROM counted();
 
 -- A run that an error ends is counted, with what it has done until then.
 SELECT add_expired('z', 4);
-SET statement_timeout = '300 ms';
+SET statement_timeout = '1 s';
 CALL idem_sweep_all(batch_size => 1, pause => '10 s');
 RESET statement_timeout;
 SELECT * FROM counted();
