@@ -394,6 +394,20 @@ LANGUAGE C;
 COMMENT ON PROCEDURE idem_sweep_all(integer, integer, interval)
     IS 'delete expired rows, each batch in its own transaction, until none is left';
 
+CREATE FUNCTION idem_schedule(schedule text DEFAULT '0 * * * *', database name DEFAULT NULL)
+RETURNS bigint
+AS 'MODULE_PATHNAME', 'idem_schedule'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_schedule(text, name)
+    IS 'make pg_cron sweep a database; returns the job''s id';
+
+CREATE FUNCTION idem_unschedule(database name DEFAULT NULL)
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_unschedule'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_unschedule(name)
+    IS 'remove the pg_cron job that sweeps a database';
+
 --
 -- Seeing what it does
 --
@@ -489,6 +503,7 @@ COMMENT ON FUNCTION idem_revoke(regrole)
 REVOKE ALL ON FUNCTION
     idem_claim, idem_complete, idem_fail, idem_renew, idem_checkpoint, idem_get,
     idem_resolve, idem_forget, idem_execute, idem_once, idem_once_many, idem_claim_many,
-    idem_complete_many, idem_sweep, idem_stats, idem_stats_reset, idem_summary, idem_health, idem_grant, idem_revoke
+    idem_complete_many, idem_sweep, idem_schedule, idem_unschedule, idem_stats, idem_stats_reset,
+    idem_summary, idem_health, idem_grant, idem_revoke
     FROM PUBLIC;
 REVOKE ALL ON PROCEDURE idem_sweep_all FROM PUBLIC;

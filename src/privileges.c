@@ -37,7 +37,8 @@ static const char *const application_calls[] = {
 };
 
 static const char *const admin_calls[] = {
-	"idem_resolve", "idem_forget", "idem_sweep", "idem_sweep_all", "idem_stats",
+	"idem_resolve", "idem_forget", "idem_sweep", "idem_sweep_all", "idem_schedule", "idem_unschedule",
+	"idem_stats",
 	"idem_stats_reset", "idem_summary", "idem_health", NULL
 };
 
