@@ -84,14 +84,29 @@ apt_update() {
     apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 update >/dev/null || note "apt's lists could not be brought up to date"
 }
 
-# missing_tools: read "WHAT PACKAGE" lines, print those of which WHAT (a path,
-# a Perl module or a command) is not there.  PACKAGE is '-' if none can help.
+# python_with MODULE: print a Python that has it; Debian's packages are those of
+# Debian's own, which need not come first on the path.
+python_with() {
+    local python
+    for python in python3 /usr/bin/python3; do
+        if "$python" -c "import $1" 2>/dev/null; then
+            echo "$python"
+            return
+        fi
+    done
+    return 1
+}
+
+# missing_tools: read "WHAT PACKAGE" lines, print those of which WHAT (a path, a
+# Perl module, "import:" and a Python module, or a command) is not there.
+# PACKAGE is '-' if none can help.
 missing_tools() {
     local what package
     while read -r what package; do
         case $what in
             '') ;;
             /*) [ -e "$what" ] || echo "$what $package" ;;
+            import:*) python_with "${what#import:}" >/dev/null || echo "$what $package" ;;
             *::*) perl "-M$what" -e 1 2>/dev/null || echo "$what $package" ;;
             *) command -v "$what" >/dev/null || echo "$what $package" ;;
         esac
@@ -109,9 +124,9 @@ install_packages() (
         -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 install "$@" >/dev/null
 )
 
-# need_tools LIST: install the packages of what is missing if that can be done
-# here, and stop with the list of what is missing still.
-need_tools() {
+# want_tools LIST: install the packages of what is missing if that can be done
+# here, and print what is missing still.
+want_tools() {
     local missing
     local -a packages
     missing=$(missing_tools <<<"$1")
@@ -123,7 +138,14 @@ need_tools() {
         hash -r
         missing=$(missing_tools <<<"$1")
     fi
-    [ -z "$missing" ] || die "missing:"$'\n'"$(awk '{ print "  " $1 ($2 == "-" ? "" : " (package " $2 ")") }' <<<"$missing")"
+    awk 'NF { print "  " $1 ($2 == "-" ? "" : " (package " $2 ")") }' <<<"$missing"
+}
+
+# need_tools LIST: the same, and stop if anything is missing still.
+need_tools() {
+    local missing
+    missing=$(want_tools "$1")
+    [ -z "$missing" ] || die "missing:"$'\n'"$missing"
 }
 
 # list_files DIR: the project's files there, each ended by a NUL: what git does
