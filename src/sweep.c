@@ -22,8 +22,10 @@
 #include "access/stratnum.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "commands/trigger.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
+#include "nodes/parsenodes.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
@@ -44,6 +46,7 @@ typedef struct DueScan
 	Relation	index;
 	IndexScanDesc scan;
 	TupleTableSlot *slot;
+	ItemPointerData entry;		/* where the index entry of the row points */
 	TimestampTz now;
 	MemoryContext row_context;	/* if writes run code that isn't ours */
 } DueScan;
@@ -155,6 +158,8 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 				ReThrowError(error);
 			strlcpy(sweep->error, error->message, sizeof(sweep->error));
 			sweep->failed++;
+			sweep->failed_at = sweep->position;
+			sweep->failed_tid = d->entry;
 		}
 	}
 	PG_END_TRY();
@@ -162,6 +167,46 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 	MemoryContextReset(d->row_context);
 	CurrentResourceOwner = owner;
 	return deleted;
+}
+
+/* The next row that may have expired, in the slot. */
+static bool
+next_due_row(DueScan *d)
+{
+	ItemPointer tid;
+
+	while ((tid = index_getnext_tid(d->scan, ForwardScanDirection)) != NULL)
+	{
+		CHECK_FOR_INTERRUPTS();
+		d->entry = *tid;
+		if (index_fetch_heap(d->scan, d->slot))
+		{
+			slot_getallattrs(d->slot);
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Has an earlier batch that ended at the same due_at tried this row in vain? */
+static bool
+has_failed(DueScan *d, IdemSweep *sweep)
+{
+	return sweep->failed > 0 && sweep->position == sweep->failed_at &&
+		ItemPointerCompare(&d->entry, &sweep->failed_tid) <= 0;
+}
+
+/*
+ * A foreign key may be checked when the transaction ends, and would undo the
+ * whole batch then.  In a transaction that does nothing else it need not be.
+ */
+static void
+check_constraints_at_once(void)
+{
+	ConstraintsSetStmt *all = makeNode(ConstraintsSetStmt);
+
+	all->deferred = false;
+	AfterTriggerSetState(all);
 }
 
 /*
@@ -179,16 +224,19 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 	if (sweep->locked_out)
 		return 0;
 	if (d.store.table->foreign_code)
+	{
 		d.store.context = d.row_context =
 			AllocSetContextCreate(CurrentMemoryContext, "idempotency sweep", ALLOCSET_DEFAULT_SIZES);
+		if (sweep->own_transaction)
+			check_constraints_at_once();
+	}
 
-	while (!sweep->more && index_getnext_slot(d.scan, ForwardScanDirection, d.slot))
+	while (!sweep->more && next_due_row(&d))
 	{
-		CHECK_FOR_INTERRUPTS();
-		slot_getallattrs(d.slot);
 		sweep->position = DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_DUE_AT - 1]);
 		sweep->positioned = true;
-		if (DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_EXPIRES_AT - 1]) > d.now)
+		if (DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_EXPIRES_AT - 1]) > d.now ||
+			has_failed(&d, sweep))
 			continue;
 		if (d.store.table->foreign_code ? delete_row_carefully(&d, sweep) : delete_row(&d))
 			deleted++;

@@ -49,7 +49,9 @@ report_errors(const IdemSweep *sweep)
 {
 	if (sweep->failed > 0)
 		ereport(WARNING,
-				(errmsg("could not delete " INT64_FORMAT " expired idempotency keys", sweep->failed),
+				(errmsg_plural("could not delete " INT64_FORMAT " expired idempotency key",
+							   "could not delete " INT64_FORMAT " expired idempotency keys",
+							   (unsigned long) sweep->failed, sweep->failed),
 				 errdetail("The last error was: %s", sweep->error),
 				 errhint("Look for foreign keys and triggers on table \"%s\".", IDEM_TABLE)));
 	if (sweep->locked_out)
@@ -214,6 +216,7 @@ idem_sweep_all(PG_FUNCTION_ARGS)
 
 	require_own_transactions(fcinfo);
 	idem_require_writable("idem_sweep_all()");
+	sweep.own_transaction = true;
 
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
 	sweep_and_count(&sweep, batch_size, max_batches, pause);
