@@ -20,10 +20,10 @@ END $$;
 --
 -- Each status, held or live or expired
 --
-CREATE FUNCTION pg_temp.claim(key text, ttl interval = '1 ms', lease interval = '1 ms', takeover boolean = true) RETURNS bigint LANGUAGE sql
+CREATE FUNCTION pg_temp.claim(key text, ttl interval = '1 ms', lease interval = '1 hour', takeover boolean = true) RETURNS bigint LANGUAGE sql
     AS $$ SELECT c.token FROM idem_claim(key, ttl => ttl, lease => lease, takeover => takeover) c $$;
-SELECT pg_temp.claim('processing-live', ttl => '1 hour') > 0 AS t, pg_temp.claim('processing-leased', lease => '1 hour') > 0 AS t,
-       pg_temp.claim('processing-ended') > 0 AS t, pg_temp.claim('held-lease', takeover => false) > 0 AS t;
+SELECT pg_temp.claim('processing-live', ttl => '1 hour') > 0 AS t, pg_temp.claim('processing-leased') > 0 AS t,
+       pg_temp.claim('processing-ended', lease => '1 ms') > 0 AS t, pg_temp.claim('held-lease', lease => '1 ms', takeover => false) > 0 AS t;
 SELECT idem_complete('completed-live', NULL, pg_temp.claim('completed-live', '1 hour')), idem_complete('completed', '1', pg_temp.claim('completed'), ttl => '1 ms'),
        idem_fail('failed-live', NULL, pg_temp.claim('failed-live'), ttl => '1 hour'), idem_fail('failed', NULL, pg_temp.claim('failed')),
        idem_fail('retryable-live', NULL, pg_temp.claim('retryable-live'), disposition => 'retry', retry_after => '1 hour'),
@@ -51,15 +51,15 @@ SELECT idem_complete('failed', '1', 1);
 TRUNCATE idempotency_keys;
 CREATE VIEW pg_temp.late AS SELECT key, due_at, expires_at FROM idempotency_keys WHERE due_at > expires_at;
 -- later and earlier: by the ttl of a completion or failure, a lease, a checkpoint, a resolution, a new claim
-SELECT count(idem_complete('done-' || n, NULL, pg_temp.claim('done-' || n, '1 hour', '1 hour'), ttl => make_interval(secs => n * 0.001))) FROM generate_series(1, 20) n;
+SELECT count(idem_complete('done-' || n, NULL, pg_temp.claim('done-' || n, '1 hour'), ttl => make_interval(secs => n * 0.001))) FROM generate_series(1, 20) n;
 SELECT count(idem_complete('done-later-' || n, NULL, pg_temp.claim('done-later-' || n), ttl => make_interval(mins => n * 20))) FROM generate_series(1, 20) n;
 SELECT count(idem_fail('failed-' || n, NULL, pg_temp.claim('failed-' || n, '1 hour'), ttl => make_interval(secs => n * 0.001))) FROM generate_series(1, 20) n;
 SELECT count(idem_fail('retry-' || n, NULL, pg_temp.claim('retry-' || n), disposition => 'retry', retry_after => make_interval(mins => n * 20))) FROM generate_series(1, 20) n;
 SELECT count(idem_fail('held-' || n, NULL, pg_temp.claim('held-' || n), disposition => 'unknown')) FROM generate_series(1, 20) n;
 SELECT count(idem_resolve('held-' || n, 'completed')) FROM generate_series(1, 10) n;
-SELECT count(idem_renew('renewed-' || n, pg_temp.claim('renewed-' || n, '1 ms', '1 hour'), make_interval(secs => 0.001 * n))) FROM generate_series(1, 20) n;
-SELECT count(idem_renew('renewed-later-' || n, pg_temp.claim('renewed-later-' || n, '1 ms', '1 s'), make_interval(mins => n * 20))) FROM generate_series(1, 20) n;
-SELECT count(idem_checkpoint('noted-' || n, pg_temp.claim('noted-' || n, '1 ms', '1 hour'), 'x', lease => make_interval(secs => 0.001 * n))) FROM generate_series(1, 20) n;
+SELECT count(idem_renew('renewed-' || n, pg_temp.claim('renewed-' || n, '1 ms'), make_interval(secs => 0.001 * n))) FROM generate_series(1, 20) n;
+SELECT count(idem_renew('renewed-later-' || n, pg_temp.claim('renewed-later-' || n, '1 ms'), make_interval(mins => n * 20))) FROM generate_series(1, 20) n;
+SELECT count(idem_checkpoint('noted-' || n, pg_temp.claim('noted-' || n, '1 ms'), 'x', lease => make_interval(secs => 0.001 * n))) FROM generate_series(1, 20) n;
 SELECT count(idem_complete('no-takeover-' || n, NULL, pg_temp.claim('no-takeover-' || n, takeover => false))) FROM generate_series(1, 10) n;
 SELECT count(pg_temp.claim('ancient-' || n, '200000 years')) FROM generate_series(1, 2) n;
 CALL pg_temp.pause(0.03);
