@@ -26,6 +26,10 @@
 #include "sweep.h"
 
 #define NOTICE_EVERY 5			/* seconds */
+/* VACUUM locks the table for a moment to give space back to the system. */
+#define LOCKED_TRIES	10
+#define LOCKED_PAUSE	(USECS_PER_SEC / 10)
+#define LONGEST_SLEEP	(60 * USECS_PER_SEC)
 #define ESTIMATE_UP_TO INT64CONST(1000000)
 
 static int
@@ -101,19 +105,31 @@ sweep_and_commit(IdemSweep *sweep, int batch_size)
 	SPI_start_transaction();
 }
 
+/* Sleeps in a transaction that has no snapshot and no lock yet. */
 static void
 rest(int64 pause)
 {
 	static uint32 wait_event = 0;
+	instr_time	start;
 
-	if (pause == 0)
-		return;
 	if (wait_event == 0)
 		wait_event = idem_wait_event_new("IdempotencySweepPause");
-	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-					 (long) ((pause + 999) / 1000), wait_event);
-	ResetLatch(MyLatch);
-	CHECK_FOR_INTERRUPTS();
+	INSTR_TIME_SET_CURRENT(start);
+	for (;;)
+	{
+		instr_time	now;
+		int64		left;
+
+		INSTR_TIME_SET_CURRENT(now);
+		INSTR_TIME_SUBTRACT(now, start);
+		left = pause - (int64) INSTR_TIME_GET_MICROSEC(now);
+		if (left <= 0)
+			break;
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 (long) ((Min(left, LONGEST_SLEEP) + 999) / 1000), wait_event);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
 }
 
 /* In pg_stat_activity at each batch, to the client every few seconds. */
@@ -160,6 +176,11 @@ sweep_in_batches(IdemSweep *sweep, int batch_size, int max_batches, int64 pause)
 	for (int batch = 1;; batch++)
 	{
 		sweep_and_commit(sweep, batch_size);
+		for (int tries = 1; sweep->locked_out && tries < LOCKED_TRIES; tries++)
+		{
+			rest(LOCKED_PAUSE);
+			sweep_and_commit(sweep, batch_size);
+		}
 		show_progress(sweep, estimate, &last_notice);
 		if (!sweep->more || batch == max_batches)
 			break;

@@ -1,0 +1,278 @@
+# Sweeps among many sessions: what they delete while others claim, several at
+# once, and what is left of one that is cancelled, killed or shut down.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use IdemTest;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $node = new_node('sweeping', conf => "max_connections = 50\nrestart_after_crash = on\n");
+my $admin = session($node);
+
+# N rows that have expired, and ten that have not.
+sub fill
+{
+	my ($n) = @_;
+	$admin->value('TRUNCATE idempotency_keys');
+	$admin->value(qq{SELECT count(*) FROM idem_once_many(ARRAY(SELECT 'old-' || n FROM generate_series(1, $n) n), ttl => '1 ms')});
+	$admin->value(q{SELECT count(*) FROM generate_series(1, 5) n, idem_claim('live-' || n, lease => '1 h', ttl => '1 ms')});
+	$admin->value(q{SELECT count(idem_once('kept-' || n)) FROM generate_series(1, 5) n});
+	wait_until(
+		sub { $admin->value('SELECT count(*) FROM idempotency_keys WHERE expires_at > clock_timestamp()') eq '10' },
+		'the rows to expire');
+	return;
+}
+
+sub rows { return $admin->value('SELECT count(*) FROM idempotency_keys'); }
+
+sub only_the_live
+{
+	my ($name) = @_;
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	is($admin->value(q{SELECT count(*), count(*) FILTER (WHERE key ~ '^(live|kept)') FROM idempotency_keys}), '10|10', $name);
+	return;
+}
+
+# What the session's row in pg_stat_activity says.
+sub activity
+{
+	my ($session, $column) = @_;
+	my $pid = $session->pid;
+	return $admin->value("SELECT $column FROM pg_stat_activity WHERE pid = $pid");
+}
+
+sub wait_for_pause
+{
+	my ($session) = @_;
+	return wait_until(sub { activity($session, 'wait_event_type') eq 'Extension' }, 'the sweep to pause');
+}
+
+#
+# Claims by 16 sessions while four others sweep
+#
+# A short-lived key is everybody's; who claims it has a lease, so that it is his
+# until he completes it.  A kept one is claimed once, by one session.
+{
+	my $sessions = 16;
+	my $rounds = 120;
+	$admin->value(q{
+CREATE TABLE kept (key text, token bigint, n int);
+CREATE TABLE had (key text, token bigint);
+CREATE PROCEDURE play(me int, rounds int) LANGUAGE plpgsql AS $$
+DECLARE
+	mine text;
+	t bigint;
+	fresh boolean;
+BEGIN
+	FOR n IN 1 .. rounds LOOP
+		-- The clock of this session's sweeps goes by its transactions.
+		mine := 'short-' || (random() * 1e6)::int % 40;
+		SELECT token INTO t FROM idem_claim(mine, ttl => '1 ms', lease => '1 h') WHERE outcome = 'claimed';
+		COMMIT;
+		IF t IS NOT NULL THEN
+			INSERT INTO had VALUES (mine, t);
+			IF NOT idem_complete(mine, to_jsonb(n), t, ttl => '1 ms') THEN
+				RAISE 'not completed: %', mine;
+			END IF;
+			COMMIT;
+		END IF;
+
+		mine := 'kept-' || me || '-' || n;
+		SELECT token INTO t FROM idem_claim(mine, ttl => '1 ms', lease => '1 h');
+		COMMIT;
+		INSERT INTO kept VALUES (mine, t, n);
+		PERFORM idem_complete(mine, to_jsonb(n), t, ttl => '1 h');
+		COMMIT;
+		PERFORM idem_once('once-' || me || '-' || n, ttl => '1 ms');
+		COMMIT;
+		-- One that has expired is claimed anew, and not swept while it is.
+		PERFORM outcome FROM idem_claim('back-' || me, ttl => '1 ms', lease => '1 ms');
+		ROLLBACK;
+	END LOOP;
+END $$});
+	my @levels = ('read committed', 'repeatable read', 'serializable');
+	my @players = map { session($node) } 1 .. $sessions;
+	$players[$_]->value("SET default_transaction_isolation = '$levels[$_ % 3]'") foreach 0 .. $#players;
+	my @sweepers = map { session($node) } 0 .. 3;
+	my @calls = ('CALL idem_sweep_all(50)', 'CALL idem_sweep_all(1)', 'SELECT idem_sweep(7)', 'CALL idem_sweep_all()');
+	$sweepers[$_]->value("SET default_transaction_isolation = '$levels[$_ % 3]'") foreach 0 .. $#sweepers;
+
+	my (%errors, $swept);
+	$players[$_]->send("CALL play($_, $rounds)") foreach 0 .. $#players;
+	$sweepers[$_]->send($calls[$_]) foreach 0 .. $#sweepers;
+	while (grep { !$_->is_done } @players)
+	{
+		foreach my $i (grep { $sweepers[$_]->is_done } 0 .. $#sweepers)
+		{
+			my $result = $sweepers[$i]->result;
+			$errors{"$result->{error}{C} $result->{error}{M}"}++ if $result->{error};
+			$swept++;
+			$sweepers[$i]->send($calls[$i]);
+		}
+		sleep(0.001);
+	}
+	foreach my $session (@players, @sweepers)
+	{
+		my $error = $session->result->{error};
+		$errors{"$error->{C} $error->{M}"}++ if $error;
+	}
+	is(join('; ', sort keys %errors), '', 'claims and sweeps: no session has had an error');
+	cmp_ok($swept, '>', 10, "there were $swept sweeps meanwhile");
+	is($admin->value('SELECT count(*) FROM kept'), $sessions * $rounds, 'every session has played');
+	is($admin->value(
+			q{SELECT count(*) FROM kept FULL JOIN (SELECT * FROM idempotency_keys WHERE key LIKE 'kept-%') k USING (key)
+			  WHERE k.token IS DISTINCT FROM kept.token OR k.response IS DISTINCT FROM to_jsonb(kept.n) OR k.status <> 'completed'}),
+		'0', 'no kept row is missing, each is its owner\'s');
+	is($admin->value('SELECT count(*) FROM (SELECT token FROM had GROUP BY token HAVING count(*) > 1) twice'), '0', 'no key had two owners');
+	wait_until(
+		sub {
+			$admin->value('CALL idem_sweep_all()');
+			$admin->value(q{SELECT count(*) FROM idempotency_keys WHERE key NOT LIKE 'kept-%'}) eq '0';
+		},
+		'the rest to be swept');
+	is(rows(), $sessions * $rounds, 'and nothing else is left');
+	is($admin->value(q{SELECT count(*) FROM pg_locks WHERE locktype IN ('advisory', 'tuple')}), '0', 'no lock is left');
+	is($admin->value('SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()'), '0', 'there was no deadlock');
+	$_->close foreach @players, @sweepers;
+}
+
+#
+# Four sweeps of the same backlog: each row goes once
+#
+{
+	fill(20000);
+	my $before = $admin->value(q{SELECT pg_stat_get_tuples_deleted('idempotency_keys'::regclass)});
+	my @sweepers = map { session($node) } 1 .. 4;
+	$_->send('CALL idem_sweep_all(100)') foreach @sweepers;
+	is(join('', map { $_->result->{error} ? 'failed' : '' } @sweepers), '', 'four sweeps at once');
+	only_the_live('have swept it all, and no more');
+	$_->close foreach @sweepers;
+	wait_until(
+		sub { $admin->value(qq{SELECT pg_stat_get_tuples_deleted('idempotency_keys'::regclass) - $before >= 20000}) eq 't' },
+		'the statistics to arrive');
+	is($admin->value(qq{SELECT pg_stat_get_tuples_deleted('idempotency_keys'::regclass) - $before}), '20000', 'each row once');
+}
+
+#
+# What can be seen of a sweep, and what it stands in the way of
+#
+{
+	fill(2000);
+	my $sweeper = session($node);
+	$sweeper->value(q{SET log_min_messages = notice});
+	$sweeper->send(q{CALL idem_sweep_all(10, pause => '1 s')});
+	wait_for_pause($sweeper);
+	like(activity($sweeper, 'query'), qr/^CALL idem_sweep_all\(\): \d+ of about 200\d expired rows deleted$/, 'pg_stat_activity says how far it is');
+	is(activity($sweeper, q{state}), 'active', 'as active');
+	if ($admin->value(q{SELECT current_setting('server_version_num')::int >= 170000}) eq 't')
+	{
+		is(activity($sweeper, 'wait_event'), 'IdempotencySweepPause', 'the pause has a name');
+	}
+	wait_for_pause($sweeper);
+	is(activity($sweeper, 'backend_xmin IS NULL AND backend_xid IS NULL'), 't', 'a sweep that pauses holds no snapshot');
+	my $pid = $sweeper->pid;
+	wait_for_pause($sweeper);
+	is($admin->value("SELECT count(*) FROM pg_locks WHERE pid = $pid AND locktype = 'relation'"), '0', 'and no lock');
+	like($node->safe_psql('postgres', 'SET lock_timeout = 5000; VACUUM idempotency_keys; BEGIN; LOCK TABLE idempotency_keys; SELECT count(*) > 10 FROM idempotency_keys'),
+		qr/^t$/m, 'so nobody waits for it');
+	wait_until(sub { slurp_file($node->logfile) =~ /NOTICE:  \d+ of about 200\d expired rows deleted/ }, 'a NOTICE of the progress');
+	pass('a NOTICE tells of the progress');
+	$admin->value("SELECT pg_cancel_backend($pid)");
+	is($sweeper->result->{error}{C}, '57014', 'cancelled while it pauses');
+	my $left = rows();
+	cmp_ok($left, '<', 2010, "what it had deleted stays deleted ($left rows left)");
+	$sweeper->value('CALL idem_sweep_all()');
+	only_the_live('and the same session goes on with the rest');
+}
+
+#
+# Cut short
+#
+{
+	fill(2000);
+	my $sweeper = session($node);
+	$sweeper->value(q{SET statement_timeout = '300ms'});
+	is_sqlstate($sweeper, q{CALL idem_sweep_all(10, pause => '20 ms')}, '57014', 'statement_timeout ends it');
+	cmp_ok(rows(), '<', 2010, 'what it had deleted stays deleted');
+	$sweeper->value(q{SET statement_timeout = 0});
+
+	$sweeper->send(q{CALL idem_sweep_all(10, pause => '1 h')});
+	wait_for_pause($sweeper);
+	$admin->value('DROP EXTENSION idempotency; CREATE EXTENSION idempotency; DROP EXTENSION idempotency');
+	pass('DROP EXTENSION does not wait for a sweep that pauses');
+	$admin->value('SELECT pg_cancel_backend(' . $sweeper->pid . ')');
+	is($sweeper->result->{error}{C}, '57014', 'which is cancelled');
+	$admin->value('CREATE EXTENSION idempotency');
+
+	fill(200);
+	$sweeper->send(q{CALL idem_sweep_all(10, pause => '200 ms')});
+	wait_for_pause($sweeper);
+	$admin->value('DROP EXTENSION idempotency');
+	is($sweeper->result->{error}{C}, '42704', 'or finds nothing more to sweep');
+	$admin->value('CREATE EXTENSION idempotency');
+	fill(200);
+	$sweeper->value('CALL idem_sweep_all(10)');
+	only_the_live('the session sweeps the new one');
+
+	# A table that is locked for a moment, as VACUUM does it.
+	fill(200);
+	$sweeper->send(q{CALL idem_sweep_all(10, pause => '200 ms')});
+	wait_for_pause($sweeper);
+	$admin->value('BEGIN; LOCK TABLE idempotency_keys');
+	sleep(0.5);
+	$admin->value('COMMIT');
+	is($sweeper->result->{error}, undef, 'a sweep that finds the table locked tries again');
+	only_the_live('and ends when all is done');
+
+	# A configuration reload, or whatever else sets its latch, is no end of the pause.
+	fill(20);
+	$sweeper->send(q{CALL idem_sweep_all(15, pause => '1 h')});
+	wait_for_pause($sweeper);
+	$node->reload;
+	$admin->value(q{SELECT pg_log_backend_memory_contexts(} . $sweeper->pid . ')');
+	wait_until(sub { slurp_file($node->logfile) =~ /logging memory contexts of PID ${\ $sweeper->pid}/ }, 'its latch to be set');
+	is(rows(), '15', 'the pause goes on');
+	$sweeper->close;
+}
+
+#
+# kill -9 of the backend, in the middle of its batches
+#
+foreach my $round (1 .. 3)
+{
+	fill(20000);
+	my $sweeper = session($node);
+	$sweeper->send('CALL idem_sweep_all(10)');
+	wait_until(sub { rows() < 19000 }, 'the sweep to be under way');
+	kill 'KILL', $sweeper->pid;
+	is($sweeper->result->{error}{C}, '08006', 'the backend is killed');
+	wait_until(sub { $node->poll_query_until('postgres', 'SELECT true') }, 'the server to be back');
+	$admin = session($node);
+	my $left = rows();
+	cmp_ok($left, '>', 10, "in the middle: $left rows are left");
+	is($admin->value(q{SELECT count(*) FROM idempotency_keys WHERE key ~ '^(live|kept)'}), '10', 'all that are live among them');
+	$admin->value('CALL idem_sweep_all()');
+	only_the_live('and the next sweep does the rest');
+}
+
+#
+# A shutdown does not wait for a pause
+#
+{
+	fill(100);
+	my $sweeper = session($node);
+	$sweeper->send(q{CALL idem_sweep_all(10, pause => '1 h')});
+	wait_for_pause($sweeper);
+	my $began = time();
+	$node->stop('fast');
+	cmp_ok(time() - $began, '<', 60, 'a fast shutdown ends it');
+	like($sweeper->result->{error}{C}, qr/^57P01$/, 'with the usual error');
+}
+
+no_faults($node);
+done_testing();
