@@ -105,13 +105,18 @@ sweep_and_commit(IdemSweep *sweep, int batch_size)
 	SPI_start_transaction();
 }
 
-/* Sleeps in a transaction that has no snapshot and no lock yet. */
+/*
+ * Sleeps in a transaction that has no snapshot and no lock; the batch gets a new
+ * one, which is as old as the batch.
+ */
 static void
 rest(int64 pause)
 {
 	static uint32 wait_event = 0;
 	instr_time	start;
 
+	if (pause == 0)
+		return;
 	if (wait_event == 0)
 		wait_event = idem_wait_event_new("IdempotencySweepPause");
 	INSTR_TIME_SET_CURRENT(start);
@@ -130,6 +135,8 @@ rest(int64 pause)
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 	}
+	SPI_commit();
+	SPI_start_transaction();
 }
 
 /* In pg_stat_activity at each batch, to the client every few seconds. */
