@@ -146,6 +146,11 @@ END $$});
 #
 {
 	fill(20000);
+	# Sessions that have ended tell of their deletions at their end.
+	wait_until(
+		sub { $admin->value(q{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'}) eq '1' },
+		'the others to be gone');
+	$admin->value('SELECT pg_stat_force_next_flush()');
 	my $before = $admin->value(q{SELECT pg_stat_get_tuples_deleted('idempotency_keys'::regclass)});
 	my @sweepers = map { session($node) } 1 .. 4;
 	$_->send('CALL idem_sweep_all(100)') foreach @sweepers;
