@@ -18,7 +18,7 @@ DECLARE
 BEGIN
     FOREACH call IN ARRAY ARRAY['idem_claim(NULL)', 'idem_complete(NULL)', 'idem_fail(NULL)', 'idem_renew(NULL, 1)', 'idem_checkpoint(NULL, 1, NULL)', 'idem_get(NULL)',
                                 'idem_execute(NULL, NULL)', 'idem_once(NULL)', 'idem_once_many(NULL)', 'idem_claim_many(NULL)', 'idem_complete_many(NULL, NULL)',
-                                'idem_resolve(NULL, NULL)', 'idem_forget(NULL)', 'idem_fingerprint(NULL)', 'idem_key(NULL)', 'idem_uuid(NULL)',
+                                'idem_resolve(NULL, NULL)', 'idem_forget(NULL)', 'idem_sweep(0)', 'idem_schedule(NULL)', 'idem_fingerprint(NULL)', 'idem_key(NULL)', 'idem_uuid(NULL)',
                                 'idem_grant(NULL)', 'idem_revoke(NULL)'] LOOP
         state := NULL;
         function := split_part(call, '(', 1);
