@@ -408,6 +408,20 @@ LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem_unschedule(name)
     IS 'remove the pg_cron job that sweeps a database';
 
+CREATE FUNCTION idem_start_worker()
+RETURNS integer
+AS 'MODULE_PATHNAME', 'idem_start_worker'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_start_worker()
+    IS 'start the background worker if it does not run; returns its process ID';
+
+CREATE FUNCTION idem_stop_worker()
+RETURNS boolean
+AS 'MODULE_PATHNAME', 'idem_stop_worker'
+LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
+COMMENT ON FUNCTION idem_stop_worker()
+    IS 'stop the background worker until it is started again, or the server is';
+
 --
 -- Seeing what it does
 --
@@ -503,7 +517,8 @@ COMMENT ON FUNCTION idem_revoke(regrole)
 REVOKE ALL ON FUNCTION
     idem_claim, idem_complete, idem_fail, idem_renew, idem_checkpoint, idem_get,
     idem_resolve, idem_forget, idem_execute, idem_once, idem_once_many, idem_claim_many,
-    idem_complete_many, idem_sweep, idem_schedule, idem_unschedule, idem_stats, idem_stats_reset,
+    idem_complete_many, idem_sweep, idem_schedule, idem_unschedule, idem_start_worker, idem_stop_worker,
+    idem_stats, idem_stats_reset,
     idem_summary, idem_health, idem_grant, idem_revoke
     FROM PUBLIC;
 REVOKE ALL ON PROCEDURE idem_sweep_all FROM PUBLIC;

@@ -35,6 +35,7 @@
 #include "settings.h"
 #include "stats.h"
 #include "survey.h"
+#include "window.h"
 
 /* A table that is smaller may be as empty as it likes. */
 #define GROWTH_FROM_BYTES (16.0 * 1024 * 1024)
@@ -116,24 +117,11 @@ no_counters(void)
 	return cannot_tell("needs the counters: add 'idempotency' to shared_preload_libraries");
 }
 
-/*
- * The length of idempotency.sweep_window in seconds, 0 if there is none.  The
- * setting's own check has seen to its form.
- */
+/* The length of idempotency.sweep_window in seconds, 0 if there is none. */
 static double
 window_length(void)
 {
-	const char *window = GetConfigOption("idempotency.sweep_window", true, false);
-	int			h1,
-				m1,
-				h2,
-				m2;
-	int			minutes;
-
-	if (window == NULL || sscanf(window, " %d:%d - %d:%d", &h1, &m1, &h2, &m2) != 4)
-		return 0;
-	minutes = (h2 * 60 + m2) - (h1 * 60 + m1);
-	return (minutes <= 0 ? minutes + 24 * 60 : minutes) * 60.0;
+	return idem_window_minutes() * 60.0;
 }
 
 static Finding

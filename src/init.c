@@ -15,6 +15,7 @@
 #include "shared.h"
 #include "stats.h"
 #include "waiters.h"
+#include "worker.h"
 #include "xact.h"
 
 PG_MODULE_MAGIC;
@@ -29,5 +30,6 @@ _PG_init(void)
 	idem_xact_init();
 	idem_waiters_init();
 	idem_stats_init();
+	idem_worker_init();
 	idem_shared_init();
 }

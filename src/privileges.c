@@ -38,7 +38,8 @@ static const char *const application_calls[] = {
 
 static const char *const admin_calls[] = {
 	"idem_resolve", "idem_forget", "idem_sweep", "idem_sweep_all", "idem_schedule", "idem_unschedule",
-	"idem_stats", "idem_stats_reset", "idem_summary", "idem_health", NULL
+	"idem_start_worker", "idem_stop_worker", "idem_stats", "idem_stats_reset", "idem_summary",
+	"idem_health", NULL
 };
 
 static const char *const admin_views[] = {"idempotency_stats", "idempotency_summary"};

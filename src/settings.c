@@ -18,7 +18,9 @@
 
 #include "args.h"
 #include "compat.h"
+#include "databases.h"
 #include "settings.h"
+#include "window.h"
 
 int			idem_default_ttl = 24 * 3600;
 int			idem_default_lease = 5 * 60 * 1000;
@@ -34,6 +36,10 @@ int			idem_health_stuck_claims = 10;
 int			idem_health_held_unknown = 0;
 int			idem_health_wraparound = 150;
 double		idem_health_ttl_too_short = 1.0;
+bool		idem_worker = true;
+char	   *idem_database_names = NULL;
+int			idem_naptime = 60;
+static char *sweep_window = NULL;
 char	   *idem_scope = NULL;
 bool		idem_scope_forged = false;
 
@@ -137,6 +143,43 @@ define_thresholds(void)
 							 NULL, NULL, NULL);
 }
 
+/* Those of the background worker, which is the server's, not a session's. */
+static void
+define_worker(void)
+{
+	DefineCustomBoolVariable("idempotency.worker",
+							 "Whether the background worker sweeps.",
+							 NULL,
+							 &idem_worker,
+							 true,
+							 PGC_SIGHUP, 0,
+							 NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idempotency.databases",
+							   "The databases that the background worker sweeps.",
+							   "A list of names, or * for all that have the extension.",
+							   &idem_database_names,
+							   "*",
+							   PGC_SIGHUP, GUC_LIST_INPUT,
+							   idem_check_databases, NULL, NULL);
+
+	DefineCustomIntVariable("idempotency.naptime",
+							"How long the background worker rests between two sweeps of a database.",
+							NULL,
+							&idem_naptime,
+							60, 1, 7 * 24 * 3600,
+							PGC_SIGHUP, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomStringVariable("idempotency.sweep_window",
+							   "The time of day in which the background worker may sweep; empty for always.",
+							   "As in 01:00-05:00 or 22:30-06:00, in the time zone of the server's TimeZone.",
+							   &sweep_window,
+							   "",
+							   PGC_SIGHUP, 0,
+							   idem_check_window, idem_assign_window, NULL);
+}
+
 void
 idem_define_settings(void)
 {
@@ -189,6 +232,7 @@ idem_define_settings(void)
 							NULL, NULL, NULL);
 
 	define_thresholds();
+	define_worker();
 	define_scope();
 	idem_reserve_prefix("idempotency");
 }

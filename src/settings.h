@@ -24,6 +24,9 @@ extern int	idem_health_stuck_claims;
 extern int	idem_health_held_unknown;	/* rows */
 extern int	idem_health_wraparound; /* percent */
 extern double idem_health_ttl_too_short;	/* percent */
+extern bool idem_worker;
+extern char *idem_database_names;
+extern int	idem_naptime;		/* seconds */
 extern char *idem_scope;
 extern bool idem_scope_forged;
 

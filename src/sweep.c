@@ -235,6 +235,11 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 	{
 		sweep->position = DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_DUE_AT - 1]);
 		sweep->positioned = true;
+		if (sweep->until != 0 && GetCurrentTimestamp() >= sweep->until)
+		{
+			sweep->more = true;
+			break;
+		}
 		if (DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_EXPIRES_AT - 1]) > d.now ||
 			has_failed(&d, sweep))
 			continue;
@@ -269,4 +274,13 @@ idem_sweep_estimate(int64 limit)
 	}
 	end_due_scan(&d);
 	return n;
+}
+
+/* How far it has got, for people to read; palloc'd. */
+char *
+idem_sweep_progress(const IdemSweep *sweep, int64 estimate)
+{
+	return psprintf(INT64_FORMAT " of about %s" INT64_FORMAT " expired rows deleted",
+					sweep->deleted, estimate == IDEM_ESTIMATE_UP_TO ? "more than " : "",
+					Max(estimate, sweep->deleted));
 }

@@ -13,6 +13,9 @@
 #include "datatype/timestamp.h"
 #include "storage/itemptr.h"
 
+/* A larger number of rows is only called so. */
+#define IDEM_ESTIMATE_UP_TO INT64CONST(1000000)
+
 /*
  * A sweep over several batches; zeroed where it begins, but for what the
  * caller says of itself.
@@ -22,7 +25,8 @@ typedef struct IdemSweep
 	TimestampTz position;		/* where the next batch begins, by due_at */
 	bool		positioned;
 	bool		own_transaction;	/* each batch is all that its transaction does */
-	bool		more;			/* the last batch was full */
+	TimestampTz until;			/* when a batch ends, full or not; 0: never */
+	bool		more;			/* the last batch was full, or had no more time */
 	bool		locked_out;		/* somebody has the table locked */
 	int64		deleted;		/* in all batches */
 	int64		failed;			/* rows whose deletion raised an error */
@@ -33,5 +37,6 @@ typedef struct IdemSweep
 
 extern int64 idem_sweep_batch(IdemSweep *sweep, int batch_size);
 extern int64 idem_sweep_estimate(int64 limit);
+extern char *idem_sweep_progress(const IdemSweep *sweep, int64 estimate);
 
 #endif							/* IDEM_SWEEP_H */

@@ -30,7 +30,6 @@
 #define LOCKED_TRIES	10
 #define LOCKED_PAUSE	(USECS_PER_SEC / 10)
 #define LONGEST_SLEEP	(60 * USECS_PER_SEC)
-#define ESTIMATE_UP_TO INT64CONST(1000000)
 
 static int
 arg_count(FunctionCallInfo fcinfo, int arg, const char *what, int otherwise)
@@ -143,9 +142,7 @@ rest(int64 pause)
 static void
 show_progress(const IdemSweep *sweep, int64 estimate, instr_time *last_notice)
 {
-	char	   *text = psprintf(INT64_FORMAT " of about %s" INT64_FORMAT " expired rows deleted",
-								sweep->deleted, estimate == ESTIMATE_UP_TO ? "more than " : "",
-								Max(estimate, sweep->deleted));
+	char	   *text = idem_sweep_progress(sweep, estimate);
 	char	   *activity = psprintf("CALL idem_sweep_all(): %s", text);
 	instr_time	now;
 
@@ -176,7 +173,7 @@ require_own_transactions(FunctionCallInfo fcinfo)
 static void
 sweep_in_batches(IdemSweep *sweep, int batch_size, int max_batches, int64 pause)
 {
-	int64		estimate = idem_sweep_estimate(ESTIMATE_UP_TO);
+	int64		estimate = idem_sweep_estimate(IDEM_ESTIMATE_UP_TO);
 	instr_time	last_notice;
 
 	INSTR_TIME_SET_CURRENT(last_notice);

@@ -1,0 +1,426 @@
+/*-------------------------------------------------------------------------
+ *
+ * launcher.c
+ *	  The process that knows which database is to be swept next.
+ *
+ * A loop around a list: whichever database is due first is visited by a
+ * sweeper (sweeper.c), one at a time, and gets a new time by what came of it:
+ *
+ *	there is more to sweep		after the pause, so that whoever waits for the
+ *								database to be free can have it
+ *	nothing more to sweep		a naptime after the visit began
+ *	no extension				when CREATE EXTENSION gives notice (notice.c),
+ *								or much later
+ *	an error					later and later, an hour at most
+ *	locked or gone				soon; a look that costs next to nothing
+ *
+ * The list is read anew every naptime, and whenever there is notice.  Nothing
+ * of it survives the process, and nothing needs to: who restarts begins with a
+ * visit to each database.
+ *
+ * The launcher is registered with the server's start if the library is
+ * preloaded, or by idem_start_worker().  Whichever holds the launcher's lock is
+ * the one; others leave.  It is an advisory lock of no database, which no user
+ * can take.
+ *
+ * Its exit codes: 0 means gone for good, which it is when somebody asked for
+ * that (SIGUSR2, from idem_stop_worker()) or when there is another launcher.
+ * Any other end, by a signal or an error, is followed by a restart.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <signal.h>
+
+#include "access/xact.h"
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/lock.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "databases.h"
+#include "idempotency.h"
+#include "notice.h"
+#include "settings.h"
+#include "sweeper.h"
+#include "window.h"
+#include "worker.h"
+
+#define RESTART_AFTER 5			/* seconds */
+
+/* Milliseconds. */
+#define SECOND INT64CONST(1000)
+#define HOUR (3600 * SECOND)
+#define GAP 250					/* between two visits: DROP DATABASE looks every 100 */
+#define LONGEST_SLEEP HOUR
+
+static volatile sig_atomic_t must_stop = false;
+
+static TimestampTz next_reading = 0;	/* of pg_database */
+
+/* Sweepers that could not be started, one after the other. */
+static int	refusals = 0;
+static TimestampTz refused_until = 0;
+
+static void
+request_stop(SIGNAL_ARGS)
+{
+	int			save_errno = errno;
+
+	must_stop = true;
+	SetLatch(MyLatch);
+	errno = save_errno;
+}
+
+bool
+idem_launcher_must_stop(void)
+{
+	return must_stop;
+}
+
+void
+idem_launcher_describe(BackgroundWorker *worker)
+{
+	idem_worker_describe(worker, "idempotency launcher", "idem_launcher_main");
+	worker->bgw_restart_time = RESTART_AFTER;
+}
+
+static void
+launcher_tag(LOCKTAG *tag)
+{
+	SET_LOCKTAG_ADVISORY(*tag, InvalidOid, 0x6964656d, 0, 1);
+}
+
+/* The launcher's process id, 0 if there is none. */
+int
+idem_launcher_pid(void)
+{
+	LockData   *locks = GetLockStatusData();
+	LOCKTAG		tag;
+
+	launcher_tag(&tag);
+	for (int i = 0; i < locks->nelements; i++)
+		if (memcmp(&locks->locks[i].locktag, &tag, sizeof(tag)) == 0 &&
+			locks->locks[i].holdMask != 0)
+			return locks->locks[i].pid;
+	return 0;
+}
+
+static void
+become_the_launcher(void)
+{
+	LOCKTAG		tag;
+
+	launcher_tag(&tag);
+	if (LockAcquire(&tag, ExclusiveLock, true, true) == LOCKACQUIRE_NOT_AVAIL)
+		proc_exit(0);
+}
+
+static TimestampTz
+later(TimestampTz than, int64 milliseconds)
+{
+	return than + milliseconds * 1000;
+}
+
+static int64
+naptime(void)
+{
+	return idem_naptime * SECOND;
+}
+
+/* Twice as long with each failure, an hour at most. */
+static int64
+backed_off(int64 first, int failures, int64 longest)
+{
+	int64		delay = first;
+
+	while (--failures > 0 && delay < longest)
+		delay *= 2;
+	return Max(Min(delay, longest), first);
+}
+
+/*
+ * When to visit a database without the extension that gives no notice.  Spread
+ * by OID, so that a server with many of them doesn't start so many sweepers in
+ * a row.
+ */
+static int64
+until_next_look(Oid database)
+{
+	int64		base = idem_notice_is_given() ? HOUR : Min(10 * naptime(), HOUR);
+	uint32		spread = hash_uint32(database) % 512;
+
+	return Max(base * (768 + spread) / 1024, naptime());
+}
+
+/*
+ * One WARNING where things turn bad, one line where they are well again.
+ */
+static void
+note_failure(IdemDatabase *database, const char *what, const char *error, const char *hint)
+{
+	if (!database->failing)
+		ereport(WARNING,
+				(errmsg("could not %s in database \"%s\"", what, NameStr(database->name)),
+				 errdetail_internal("%s", error),
+				 errhint("%s There is no further message until it succeeds.", hint)));
+	database->failing = true;
+}
+
+static void
+note_success(IdemDatabase *database)
+{
+	if (database->failing)
+		ereport(LOG,
+				(errmsg("expired idempotency keys in database \"%s\" are swept again",
+						NameStr(database->name))));
+	database->failing = false;
+}
+
+static void
+note_refusal(TimestampTz now)
+{
+	if (refusals++ == 0)
+		ereport(WARNING,
+				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+				 errmsg("could not start an idempotency sweeper: no free background worker slot"),
+				 errhint("Raise \"max_worker_processes\". There is no further message until one could be started.")));
+	refused_until = later(now, backed_off(SECOND, refusals, 60 * SECOND));
+}
+
+static void
+note_start(void)
+{
+	if (refusals > 0)
+		ereport(LOG, (errmsg("idempotency sweepers can be started again")));
+	refusals = 0;
+}
+
+static void
+forget_sweep(IdemDatabase *database)
+{
+	memset(&database->sweep, 0, sizeof(database->sweep));
+	database->estimate = 0;
+}
+
+/*
+ * A visit has come to its end.  Rows that can't be deleted are reported, but
+ * don't keep the others from being swept.
+ */
+static void
+take_result(IdemDatabase *database, const IdemVisit *visit, TimestampTz begin, TimestampTz end)
+{
+	bool		moved = visit->deleted > 0 || visit->sweep.position != database->sweep.position;
+
+	database->has_extension = visit->has_extension;
+	database->failures = 0;
+	if (visit->sweep.failed > 0)
+		note_failure(database, "delete all expired idempotency keys", visit->sweep.error,
+					 "Look for foreign keys and triggers on table \"" IDEM_TABLE "\".");
+	else if (!visit->sweep.more && !visit->sweep.locked_out)
+		note_success(database);
+
+	if (!visit->has_extension)
+	{
+		forget_sweep(database);
+		database->due = later(end, until_next_look(database->oid));
+	}
+	else if (visit->sweep.more && moved)
+	{
+		database->sweep = visit->sweep;
+		database->estimate = visit->estimate;
+		database->due = later(end, Max(visit->pause, GAP));
+	}
+	else
+	{
+		forget_sweep(database);
+		database->due = Max(later(begin, naptime()), later(end, GAP));
+	}
+}
+
+static void
+take_failure(IdemDatabase *database, const IdemVisit *visit, TimestampTz end)
+{
+	forget_sweep(database);
+	database->failures++;
+	database->due = later(end, backed_off(naptime(), database->failures, HOUR));
+	note_failure(database, "sweep expired idempotency keys", visit->error,
+				 "It is tried again, after longer and longer pauses.");
+}
+
+static void
+call_on(IdemDatabase *database)
+{
+	TimestampTz begin = GetCurrentTimestamp();
+	TimestampTz end;
+	IdemVisit	visit = {0};
+	IdemVisitEnd how;
+
+	visit.database = database->oid;
+	visit.sweep = database->sweep;
+	visit.estimate = database->estimate;
+	visit.health = begin >= database->health_due;
+	how = idem_visit(&visit);
+	end = GetCurrentTimestamp();
+
+	if (how != IDEM_VISIT_NO_SLOT && how != IDEM_VISIT_NOT_NOW)
+		note_start();
+	switch (how)
+	{
+		case IDEM_VISIT_DONE:
+			if (visit.health)
+				database->health_due = later(end, naptime());
+			take_result(database, &visit, begin, end);
+			break;
+		case IDEM_VISIT_FAILED:
+			take_failure(database, &visit, end);
+			break;
+		case IDEM_VISIT_ENDED:
+			forget_sweep(database);
+			database->due = later(end, naptime());
+			break;
+		case IDEM_VISIT_NOT_NOW:
+			database->due = later(end, SECOND);
+			break;
+		case IDEM_VISIT_NO_SLOT:
+			note_refusal(end);
+			break;
+	}
+}
+
+/* What there is notice of is due at once, and so is what is new in the list. */
+static void
+read_databases(TimestampTz now)
+{
+	Oid			created[IDEM_NOTICES];
+	int			n = idem_notice_take(created);
+	IdemDatabase *all;
+	int			nall;
+
+	idem_databases_read();
+	next_reading = later(now, naptime());
+	nall = idem_databases(&all);
+
+	if (n > IDEM_NOTICES)
+		for (int i = 0; i < nall; i++)
+			all[i].due = 0;
+	else
+		for (int i = 0; i < n; i++)
+		{
+			IdemDatabase *database = idem_database_by_oid(created[i]);
+
+			if (database != NULL)
+				database->due = 0;
+		}
+}
+
+static IdemDatabase *
+due_first(void)
+{
+	IdemDatabase *all;
+	int			n = idem_databases(&all);
+	IdemDatabase *first = NULL;
+
+	for (int i = 0; i < n; i++)
+		if (first == NULL || all[i].due < first->due)
+			first = &all[i];
+	return first;
+}
+
+/* Which databases, and when, may have changed. */
+static void
+reload(TimestampTz now)
+{
+	IdemDatabase *all;
+	int			n = idem_databases(&all);
+
+	ProcessConfigFile(PGC_SIGHUP);
+	next_reading = now;
+	for (int i = 0; i < n; i++)
+		if (all[i].has_extension && all[i].failures == 0)
+			all[i].due = Min(all[i].due, later(now, naptime()));
+}
+
+/* Does what there is to do, and returns when there will be more. */
+static TimestampTz
+turn(TimestampTz now)
+{
+	IdemDatabase *database;
+
+	if (!idem_worker)
+		return later(now, LONGEST_SLEEP);
+
+	/* A window opens, by any time zone and calendar, with a minute. */
+	if (!idem_window_is_open(now))
+		return now + USECS_PER_MINUTE - ((now % USECS_PER_MINUTE) + USECS_PER_MINUTE) % USECS_PER_MINUTE;
+
+	if (now >= next_reading)
+		read_databases(now);
+	database = due_first();
+	if (database == NULL)
+		return next_reading;
+	if (now < refused_until)
+		return Min(next_reading, refused_until);
+	if (now < database->due)
+		return Min(next_reading, database->due);
+	call_on(database);
+	return now;
+}
+
+static void
+sleep_until(TimestampTz time)
+{
+	static uint32 wait_event = 0;
+	long		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), time);
+
+	if (wait_event == 0)
+		wait_event = idem_wait_event_new("IdempotencyLauncherMain");
+	if (timeout > 0)
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 Min(timeout, (long) LONGEST_SLEEP), wait_event);
+	ResetLatch(MyLatch);
+}
+
+void
+idem_launcher_main(Datum arg)
+{
+	MemoryContext context;
+
+	pqsignal(SIGUSR2, request_stop);
+	idem_worker_begin();
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+	become_the_launcher();
+	idem_notice_listen();
+	pgstat_report_activity(STATE_IDLE, NULL);
+
+	context = AllocSetContextCreate(TopMemoryContext, "idempotency launcher",
+									ALLOCSET_DEFAULT_SIZES);
+	for (;;)
+	{
+		TimestampTz next;
+
+		CHECK_FOR_INTERRUPTS();
+		if (must_stop)
+			proc_exit(0);
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			reload(GetCurrentTimestamp());
+		}
+		if (idem_notice_is_pending())
+			next_reading = 0;
+
+		MemoryContextSwitchTo(context);
+		next = turn(GetCurrentTimestamp());
+		MemoryContextReset(context);
+		sleep_until(next);
+	}
+}

@@ -1,0 +1,452 @@
+/*-------------------------------------------------------------------------
+ *
+ * sweeper.c
+ *	  The process that sweeps one database for a moment, and how the launcher
+ *	  starts it and hears from it.
+ *
+ * A connection stands in the way of DROP, RENAME and CREATE DATABASE ...
+ * TEMPLATE, which wait five seconds at most for it to go away.  So a sweeper
+ * leaves after a second, whatever is left to do, and the launcher lets some
+ * time pass before it starts the next one.
+ *
+ * A database can be dropped between the look into pg_database and the
+ * connection, which would then be a FATAL error.  So the launcher takes the
+ * lock that a connection takes, if nobody stands in its way, looks again, and
+ * keeps it until the sweeper is connected.  A DROP that queues behind it would
+ * in turn have the sweeper queue behind the DROP: all three would wait for
+ * ever.  As members of one lock group, like a parallel query's processes,
+ * launcher and sweeper are one to the lock manager, and the sweeper gets in.
+ *
+ * The two talk through a segment of dynamic shared memory, which is there
+ * without preload too.  It is the launcher's, made once; the sweeper finds its
+ * handle in bgw_extra.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_database.h"
+#include "catalog/pg_extension.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "port/atomics.h"
+#include "postmaster/interrupt.h"
+#include "storage/dsm.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/lmgr.h"
+#include "storage/lock.h"
+#include "storage/proc.h"
+#include "storage/procarray.h"
+#include "utils/guc.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "databases.h"
+#include "extension.h"
+#include "health.h"
+#include "settings.h"
+#include "stats.h"
+#include "sweeper.h"
+#include "worker.h"
+
+#define VISIT_LASTS 1000		/* milliseconds, at most */
+#define GIVEN_UP_AFTER 60000	/* the same, for one that does not come to an end */
+
+typedef enum Progress
+{
+	STARTED,
+	CONNECTED,
+	TERMINATED,
+	FAILED,
+	FINISHED
+} Progress;
+
+/* Each side writes the visit only while it is its turn; progress hands it over. */
+typedef struct Desk
+{
+	PGPROC	   *launcher;		/* in shared memory, the same address everywhere */
+	int			launcher_pid;
+	pg_atomic_uint32 progress;
+	IdemVisit	visit;
+} Desk;
+
+static Desk *desk = NULL;
+
+/*
+ * The launcher's side
+ */
+
+static dsm_segment *
+own_segment(void)
+{
+	static dsm_segment *segment = NULL;
+
+	if (segment == NULL)
+	{
+		dsm_segment *new = dsm_create(sizeof(Desk), 0);
+
+		dsm_pin_mapping(new);
+		desk = dsm_segment_address(new);
+		pg_atomic_init_u32(&desk->progress, STARTED);
+		desk->launcher = MyProc;
+		desk->launcher_pid = MyProcPid;
+		BecomeLockGroupLeader();
+		segment = new;
+	}
+	return segment;
+}
+
+static BackgroundWorkerHandle *
+start(void)
+{
+	dsm_handle	segment = dsm_segment_handle(own_segment());
+	BackgroundWorker worker;
+	BackgroundWorkerHandle *handle = NULL;
+
+	idem_worker_describe(&worker, "idempotency sweeper", "idem_sweeper_main");
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	worker.bgw_notify_pid = MyProcPid;
+	worker.bgw_main_arg = ObjectIdGetDatum(desk->visit.database);
+	memcpy(worker.bgw_extra, &segment, sizeof(segment));
+	return RegisterDynamicBackgroundWorker(&worker, &handle) ? handle : NULL;
+}
+
+/* Until the sweeper is that far, or gone. */
+static void
+await(BackgroundWorkerHandle *handle, Progress progress)
+{
+	static uint32 wait_event = 0;
+	TimestampTz patience = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), GIVEN_UP_AFTER);
+	pid_t		pid;
+
+	if (wait_event == 0)
+		wait_event = idem_wait_event_new("IdempotencySweeper");
+	for (;;)
+	{
+		if (pg_atomic_read_u32(&desk->progress) >= progress ||
+			GetBackgroundWorkerPid(handle, &pid) == BGWH_STOPPED)
+			break;
+		if (idem_launcher_must_stop() || GetCurrentTimestamp() >= patience)
+			TerminateBackgroundWorker(handle);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1000, wait_event);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+	pg_read_barrier();
+}
+
+/* Starts a sweeper if the database is to be had. */
+static IdemVisitEnd
+send_sweeper(Oid database, BackgroundWorkerHandle **handle)
+{
+	IdemVisitEnd end = IDEM_VISIT_NOT_NOW;
+	MemoryContext context = CurrentMemoryContext;
+
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	MemoryContextSwitchTo(context);
+	if (idem_try_lock_object(InvalidOid, DatabaseRelationId, database, RowExclusiveLock) &&
+		idem_database_is_open(database))
+	{
+		*handle = start();
+		end = *handle != NULL ? IDEM_VISIT_DONE : IDEM_VISIT_NO_SLOT;
+		if (*handle != NULL)
+			await(*handle, CONNECTED);
+	}
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(context);
+	return end;
+}
+
+/*
+ * Has a database swept for a moment.  The memory that this takes in the
+ * current context is the caller's to free.
+ */
+IdemVisitEnd
+idem_visit(IdemVisit *visit)
+{
+	BackgroundWorkerHandle *handle = NULL;
+	IdemVisitEnd end;
+
+	(void) own_segment();
+	visit->error[0] = '\0';
+	desk->visit = *visit;
+	pg_atomic_write_u32(&desk->progress, STARTED);
+	pg_memory_barrier();
+
+	end = send_sweeper(visit->database, &handle);
+	if (end != IDEM_VISIT_DONE)
+		return end;
+
+	/* To its very end: its connection has to be gone, and its slot free. */
+	await(handle, FINISHED + 1);
+	*visit = desk->visit;
+	switch ((Progress) pg_atomic_read_u32(&desk->progress))
+	{
+		case FINISHED:
+			return IDEM_VISIT_DONE;
+		case TERMINATED:
+			return IDEM_VISIT_ENDED;
+		case FAILED:
+			return IDEM_VISIT_FAILED;
+		default:
+			strlcpy(visit->error, "The sweeper ended before it had a result.", sizeof(visit->error));
+			return IDEM_VISIT_FAILED;
+	}
+}
+
+/*
+ * The sweeper's side
+ */
+
+static void
+tell(Progress progress)
+{
+	PGPROC	   *launcher;
+
+	pg_write_barrier();
+	pg_atomic_write_u32(&desk->progress, progress);
+	launcher = BackendPidGetProc(desk->launcher_pid);
+	if (launcher != NULL)
+		SetLatch(&launcher->procLatch);
+}
+
+/* While the segment is still attached: before_shmem_exit. */
+static void
+tell_termination(int code, Datum arg)
+{
+	if (idem_worker_was_terminated())
+		tell(TERMINATED);
+}
+
+static void
+join_launcher(void)
+{
+	dsm_handle	handle;
+	dsm_segment *segment;
+
+	memcpy(&handle, MyBgworkerEntry->bgw_extra, sizeof(handle));
+	segment = dsm_attach(handle);
+
+	/* The launcher has gone: nobody wants to know, and it will be back. */
+	if (segment == NULL)
+		proc_exit(0);
+	dsm_pin_mapping(segment);
+	desk = dsm_segment_address(segment);
+	if (!BecomeLockGroupMember(desk->launcher, desk->launcher_pid))
+		proc_exit(0);
+	before_shmem_exit(tell_termination, 0);
+}
+
+typedef enum Presence
+{
+	ABSENT,
+	BUSY,						/* somebody drops or alters it */
+	PRESENT
+} Presence;
+
+/* Finds the extension, and keeps it as it is until the transaction's end. */
+static Presence
+lock_extension(void)
+{
+	Oid			extension;
+	Oid			again;
+	Oid			schema;
+
+	if (!idem_find_extension(&extension, &schema))
+		return ABSENT;
+	if (!idem_try_lock_object(MyDatabaseId, ExtensionRelationId, extension, AccessShareLock))
+		return BUSY;
+
+	/* Dropped while we looked, and perhaps created anew: that is next time's. */
+	if (!idem_find_extension(&again, &schema))
+		return ABSENT;
+	return again == extension ? PRESENT : BUSY;
+}
+
+static void
+begin_transaction(void)
+{
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+}
+
+/* Autovacuum has to hear of what was deleted. */
+static void
+commit_transaction(void)
+{
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	(void) pgstat_report_stat(true);
+}
+
+/*
+ * A batch in a transaction of its own; returns whether there is another one.
+ * What the visit says stays true if the transaction fails.
+ */
+static bool
+sweep_batch(IdemVisit *visit)
+{
+	IdemSweep	sweep = visit->sweep;
+	Presence	presence = ABSENT;
+
+	begin_transaction();
+	if (idem_database_is_open(MyDatabaseId))
+		presence = lock_extension();
+	visit->has_extension = presence != ABSENT;
+	sweep.more = false;
+	if (presence == PRESENT)
+		idem_sweep_batch(&sweep, idem_sweep_batch_size);
+	commit_transaction();
+
+	visit->deleted += sweep.deleted - visit->sweep.deleted;
+	visit->sweep = sweep;
+	return sweep.more;
+}
+
+/* What a sweep has before it that takes more than one batch. */
+static void
+estimate(IdemVisit *visit)
+{
+	begin_transaction();
+	if (lock_extension() == PRESENT)
+		visit->estimate = Min(visit->sweep.deleted + idem_sweep_estimate(IDEM_ESTIMATE_UP_TO),
+							  IDEM_ESTIMATE_UP_TO);
+	commit_transaction();
+}
+
+static void
+show_progress(const IdemVisit *visit)
+{
+	char	   *text = idem_sweep_progress(&visit->sweep, visit->estimate);
+	char	   *activity = psprintf("idempotency sweeper: %s", text);
+
+	pgstat_report_activity(STATE_RUNNING, activity);
+	pfree(activity);
+	pfree(text);
+}
+
+/* Returns false if the pause is too long to stay connected. */
+static bool
+rest(TimestampTz until)
+{
+	static uint32 wait_event = 0;
+
+	if (ConfigReloadPending)
+	{
+		ConfigReloadPending = false;
+		ProcessConfigFile(PGC_SIGHUP);
+	}
+	if (TimestampTzPlusMilliseconds(GetCurrentTimestamp(), idem_sweep_pause) >= until ||
+		!idem_worker)
+		return false;
+	if (idem_sweep_pause > 0)
+	{
+		if (wait_event == 0)
+			wait_event = idem_wait_event_new("IdempotencySweepPause");
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 idem_sweep_pause, wait_event);
+		ResetLatch(MyLatch);
+	}
+	CHECK_FOR_INTERRUPTS();
+	return true;
+}
+
+static void
+sweep(IdemVisit *visit)
+{
+	TimestampTz until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), VISIT_LASTS);
+
+	visit->sweep.own_transaction = true;
+	visit->sweep.until = until;
+	while (sweep_batch(visit))
+	{
+		if (visit->estimate == 0)
+			estimate(visit);
+		show_progress(visit);
+		if (!rest(until))
+			break;
+	}
+	visit->pause = idem_sweep_pause;
+}
+
+/* Tells the log what has turned bad or well in the database. */
+static void
+look_at_health(void)
+{
+	begin_transaction();
+	if (lock_extension() == PRESENT)
+		idem_health_report();
+	commit_transaction();
+}
+
+/* An error that has ended the sweep is the launcher's to report. */
+static void
+sweep_carefully(IdemVisit *visit)
+{
+	MemoryContext context = CurrentMemoryContext;
+
+	PG_TRY();
+	{
+		sweep(visit);
+		if (visit->has_extension && visit->health)
+			look_at_health();
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		HOLD_INTERRUPTS();
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		AbortCurrentTransaction();
+		strlcpy(visit->error, error->message, sizeof(visit->error));
+		RESUME_INTERRUPTS();
+	}
+	PG_END_TRY();
+}
+
+/* The one place where a visit's end is known, and everything about it. */
+static void
+report(IdemVisit *visit, int64 failed_before, TimestampTz begin)
+{
+	TimestampTz end = GetCurrentTimestamp();
+	const char *error = visit->error[0] != '\0' ? visit->error :
+		visit->sweep.failed > failed_before ? visit->sweep.error : NULL;
+
+	if (visit->has_extension && !visit->sweep.locked_out)
+		idem_stats_sweep_run(MyDatabaseId, visit->deleted, visit->sweep.failed - failed_before,
+							 error, begin, end);
+	desk->visit = *visit;
+	tell(visit->error[0] == '\0' ? FINISHED : FAILED);
+}
+
+/* The process.  It is never restarted, so its exit code means nothing. */
+void
+idem_sweeper_main(Datum arg)
+{
+	IdemVisit	visit;
+	TimestampTz begin = GetCurrentTimestamp();
+	int64		failed_before;
+
+	idem_worker_begin();
+	join_launcher();
+	visit = desk->visit;
+	visit.deleted = 0;
+	failed_before = visit.sweep.failed;
+
+	/* That connections are forbidden is no error here: we see, and go. */
+	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg), InvalidOid,
+											  BGWORKER_BYPASS_ALLOWCONN);
+	tell(CONNECTED);
+	pgstat_report_activity(STATE_RUNNING, "idempotency sweeper");
+
+	sweep_carefully(&visit);
+	report(&visit, failed_before, begin);
+	proc_exit(0);
+}

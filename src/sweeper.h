@@ -1,0 +1,40 @@
+/*-------------------------------------------------------------------------
+ *
+ * sweeper.h
+ *	  The process that sweeps one database for a moment, seen from the
+ *	  launcher.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_SWEEPER_H
+#define IDEM_SWEEPER_H
+
+#include "postgres.h"
+
+#include "sweep.h"
+
+typedef enum IdemVisitEnd
+{
+	IDEM_VISIT_DONE,
+	IDEM_VISIT_FAILED,			/* the error tells why */
+	IDEM_VISIT_ENDED,			/* somebody has ended it; the database may be on its way out */
+	IDEM_VISIT_NOT_NOW,			/* the database is locked, or gone */
+	IDEM_VISIT_NO_SLOT			/* no sweeper could be started */
+} IdemVisitEnd;
+
+typedef struct IdemVisit
+{
+	Oid			database;
+	IdemSweep	sweep;			/* given, and taken further */
+	int64		estimate;		/* the same; 0: not known */
+	bool		has_extension;
+	int			pause;			/* the database's idempotency.sweep_pause */
+	bool		health;			/* to be looked at too */
+	int64		deleted;		/* by this visit */
+	char		error[256];		/* that has ended it, or empty */
+} IdemVisit;
+
+extern IdemVisitEnd idem_visit(IdemVisit *visit);
+extern PGDLLEXPORT void idem_sweeper_main(Datum arg);
+
+#endif							/* IDEM_SWEEPER_H */
