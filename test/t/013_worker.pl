@@ -1,0 +1,444 @@
+# The background worker: what it sweeps and when, what it must not stand in the
+# way of, and what must not stop it.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use IdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(time);
+
+my $worker_conf = <<'CONF';
+idempotency.worker = on
+idempotency.naptime = 1
+max_connections = 40
+max_worker_processes = 8
+restart_after_crash = on
+CONF
+
+my $node = new_node('worker', extension => 0, conf => $worker_conf);
+my $admin = session($node);
+
+sub processes
+{
+	my ($kind, $session) = @_;
+	return $session->value("SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency $kind'");
+}
+
+# make_expired SESSION, COUNT, PREFIX: keys that have expired when it returns.
+sub make_expired
+{
+	my ($session, $n, $prefix) = @_;
+	$session->value(
+		"SELECT count(*) FROM idem_once_many(ARRAY(SELECT '$prefix-' || i FROM generate_series(1, $n) i), ttl => '1 ms')");
+	$session->value('SELECT pg_sleep(0.01)');
+	return;
+}
+
+# How many keys there are that have expired.
+sub expired
+{
+	my ($session) = @_;
+	return $session->value('SELECT count(*) FROM idempotency_keys WHERE expires_at <= clock_timestamp()');
+}
+
+sub swept
+{
+	my ($session, $what) = @_;
+	wait_until(sub { expired($session) eq '0' }, "$what to be swept");
+	return pass("$what: swept");
+}
+
+# Until the worker has shown in another database that it has gone round since.
+my $rounds = 0;
+
+sub another_round
+{
+	my ($session) = @_;
+	make_expired($session, 1, 'round-' . ++$rounds);
+	wait_until(sub { expired($session) eq '0' }, 'another round of the worker');
+	return;
+}
+
+# Changes settings of the server, and waits until the launcher can know them.
+sub set
+{
+	my ($session, %setting) = @_;
+	foreach my $name (sort keys %setting)
+	{
+		$session->value(defined $setting{$name}
+			? "ALTER SYSTEM SET $name = " . sql_quote($setting{$name})
+			: "ALTER SYSTEM RESET $name");
+	}
+	$session->value('SELECT pg_reload_conf()');
+	return;
+}
+
+# lines NODE, OFFSET: what the log has had since that bears on the worker or
+# ought not to be there.
+sub complaints
+{
+	my ($server, $offset) = @_;
+	my $log = substr(slurp_file($server->logfile), $offset || 0);
+	return join "\n", grep { /(?:WARNING|ERROR|FATAL|PANIC): / } split /\n/, $log;
+}
+
+sub log_size { return -s $_[0]->logfile; }
+
+sub log_count
+{
+	my ($server, $pattern, $offset) = @_;
+	my $log = substr(slurp_file($server->logfile), $offset || 0);
+	my $count = () = $log =~ /$pattern/g;
+	return $count;
+}
+
+#
+# Before CREATE EXTENSION, and with it.
+#
+wait_until(sub { processes('launcher', $admin) ne '' }, 'the launcher to run');
+is($admin->value(q{SELECT count(*), count(datname), count(backend_xmin), count(xact_start)
+		FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'}),
+	'1|0|0|0', 'the launcher is connected to no database, and in no transaction');
+$admin->value("CREATE DATABASE one");
+$admin->value("CREATE DATABASE two");
+my ($one, $two) = map { session($node, dbname => $_) } qw(one two);
+
+$one->value('CREATE EXTENSION idempotency');
+make_expired($one, 10, 'first');
+swept($one, 'a database whose extension was created just now');
+is(complaints($node), '', 'nothing but that in the log');
+
+$one->value('BEGIN; CREATE SCHEMA s; DROP EXTENSION idempotency; CREATE EXTENSION idempotency SCHEMA s; ROLLBACK');
+$two->value('CREATE SCHEMA s; CREATE EXTENSION idempotency SCHEMA s; SET search_path = s');
+make_expired($two, 5000, 'many');
+$one->value(q{SELECT idem_claim('held', ttl => '1 ms', lease => '1 h')});
+$one->value(q{SELECT idem_once('kept', ttl => '1 h')});
+make_expired($one, 10, 'second');
+swept($two, 'another schema, several batches');
+swept($one, 'the first database once more');
+is($one->value(q{SELECT string_agg(key, ',' ORDER BY key) FROM idempotency_keys}), 'held,kept', 'and what has not expired is there');
+
+# Deletions are counted for autovacuum.
+wait_until(
+	sub { $two->value(q{SELECT n_tup_del FROM pg_stat_user_tables WHERE relname = 'idempotency_keys'}) >= 5000 },
+	'the statistics of the table');
+pass('autovacuum hears of the deletions');
+
+# No extension any more: silence.
+$one->value('DROP EXTENSION idempotency');
+another_round($two) for 1 .. 3;
+$one->value('CREATE EXTENSION idempotency');
+make_expired($one, 10, 'third');
+swept($one, 'an extension that was dropped and created');
+is(complaints($node), '', 'nothing in the log');
+
+#
+# It can be turned off and on, confined to databases, and to a time of day.
+#
+sub stays
+{
+	my ($session, $witness, $name) = @_;
+	my $before = expired($session);
+	another_round($witness) for 1 .. 2;
+	return is(expired($session), $before, $name);
+}
+
+set($admin, 'idempotency.databases' => 'postgres, two');
+another_round($two);
+make_expired($one, 3, 'unlisted');
+stays($one, $two, 'a database that is not in idempotency.databases');
+set($admin, 'idempotency.databases' => 'postgres, "one"');
+swept($one, 'one that is in it');
+set($admin, 'idempotency.databases' => undef);
+another_round($two);
+
+# The launcher has read its settings when it has set its latch's timeout; what
+# it does next is seen by the number of sweepers it starts.
+sub no_sweeper_for
+{
+	my ($setting, $name) = @_;
+	set($admin, %$setting);
+
+	# A process that reloads its settings after the launcher may see them before.
+	my $seen = $admin->value('SELECT count(*) FROM pg_stat_activity');
+	make_expired($one, 3, 'waiting');
+	my $until = time() + 2.5;
+	my $left = '3';
+	while (time() < $until) { $left = expired($one); $admin->value('SELECT pg_sleep(0.1)'); }
+	return is($left, '3', $name);
+}
+
+sub settle
+{
+	$admin->value('SELECT pg_sleep(1.5)');
+	swept($one, $_[0]);
+	return;
+}
+
+set($admin, 'idempotency.worker' => 'off');
+$admin->value('SELECT pg_sleep(0.5)');
+no_sweeper_for({}, 'nothing is swept while idempotency.worker is off');
+set($admin, 'idempotency.worker' => 'on');
+swept($one, 'idempotency.worker = on');
+
+# A window of four hours that ends two hours ago, and one around now.
+sub clock { return $admin->value("SELECT to_char(now() AT TIME ZONE 'Pacific/Auckland' + '$_[0] min', 'HH24:MI')"); }
+
+set($admin, timezone => 'Pacific/Auckland', 'idempotency.sweep_window' => clock(-360) . '-' . clock(-120));
+$admin->value('SELECT pg_sleep(0.5)');
+no_sweeper_for({}, 'nothing is swept outside the window');
+is($one->value('SELECT idem_sweep()'), '3', 'but by hand');
+make_expired($one, 3, 'window');
+set($admin, 'idempotency.sweep_window' => clock(-120) . '-' . clock(120));
+swept($one, 'inside the window');
+set($admin, timezone => undef, 'idempotency.sweep_window' => undef);
+is_sqlstate($admin, q{ALTER SYSTEM SET idempotency.sweep_window = '01:00-01:00'}, '22023', 'a window that never opens');
+is_sqlstate($admin, q{SET idempotency.naptime = '1 h'}, '55P02', 'the worker is the server\'s, not the session\'s');
+is(complaints($node) =~ s/^.*(?:sweep_window|naptime|ends when it begins).*\n?//mgr, '', 'nothing else in the log');
+
+#
+# What a database or a role has set.
+#
+my $role = $admin->value('SELECT current_user');
+foreach my $setting ('default_transaction_read_only = on', q{statement_timeout = '1 ms'}, q{lock_timeout = '1 ms'},
+	'default_transaction_isolation = serializable', 'search_path = nowhere', 'role = pg_monitor',
+	q{idle_in_transaction_session_timeout = '1 ms'}, 'synchronous_commit = remote_apply', 'row_security = off')
+{
+	$admin->value("ALTER DATABASE one SET $setting");
+	$admin->value("ALTER ROLE $role SET $setting");
+}
+$one->close;
+$one = session($node, dbname => 'one', options => { default_transaction_read_only => 'off', statement_timeout => 0,
+	lock_timeout => 0, search_path => 'public', role => 'none', idle_in_transaction_session_timeout => 0 });
+make_expired($one, 3000, 'settings');
+swept($one, 'a database with settings that would be in the way');
+$admin->value("ALTER DATABASE one RESET ALL; ALTER ROLE $role RESET ALL");
+$one->close;
+$one = session($node, dbname => 'one');
+
+#
+# One database's error is said once, and does not stop the others.
+#
+my $offset = log_size($node);
+$one->value('ALTER TABLE idempotency_keys ALTER COLUMN due_at DROP NOT NULL');
+make_expired($two, 5, 'others');
+swept($two, 'another database while one has an error');
+wait_until(sub { log_count($node, 'WARNING:  could not sweep', $offset) > 0 }, 'the warning');
+another_round($two) for 1 .. 3;
+is(log_count($node, 'WARNING:  could not sweep expired idempotency keys in database "one"', $offset), 1, 'one warning');
+is(log_count($node, 'ERROR:', $offset), 0, 'and no error');
+$one->value('ALTER TABLE idempotency_keys ALTER COLUMN due_at SET NOT NULL');
+make_expired($one, 5, 'repaired');
+swept($one, 'the database is repaired');
+wait_until(sub { log_count($node, 'LOG:  expired idempotency keys in database "one" are swept again', $offset) == 1 },
+	'the line that tells that it is well');
+pass('which the log tells');
+
+# A row that can't be deleted.
+$offset = log_size($node);
+make_expired($one, 1, 'referred');
+$one->value(q{BEGIN; SELECT idem_once('referred-x', ttl => '1 ms'); SELECT idem_once('late-' || i, ttl => '1 ms') FROM generate_series(1, 20) i;
+	CREATE TABLE refers (scope text COLLATE "C", key text COLLATE "C", FOREIGN KEY (scope, key) REFERENCES idempotency_keys);
+	INSERT INTO refers VALUES ('', 'referred-x'); COMMIT});
+wait_until(sub { expired($one) eq '1' }, 'the rows that can be deleted');
+another_round($two) for 1 .. 3;
+is(log_count($node, 'WARNING:  could not delete all expired', $offset), 1, 'a row that cannot be deleted: one warning, and the others are gone');
+$one->value('DROP TABLE refers');
+swept($one, 'the row that was referred to');
+wait_until(sub { log_count($node, 'are swept again', $offset) == 1 }, 'the line that tells that it is well');
+
+# A locked table is skipped, not waited for.
+$offset = log_size($node);
+make_expired($one, 5, 'locked');
+$one->value('BEGIN; LOCK idempotency_keys');
+another_round($two) for 1 .. 2;
+$one->value('COMMIT');
+swept($one, 'a table that was locked');
+is(complaints($node, $offset), '', 'without a word');
+
+#
+# DDL on the database while it sweeps a backlog that never ends: nothing is
+# refused, or waits for long.  A pause makes the sweepers stay connected.
+#
+$offset = log_size($node);
+set($admin, 'idempotency.sweep_pause' => '20 ms', 'idempotency.sweep_batch_size' => 5);
+my $slowest = 0;
+
+sub quick
+{
+	my ($session, $sql) = @_;
+	my $begin = time();
+	$session->value($sql);
+	my $took = time() - $begin;
+	$slowest = $took if $took > $slowest;
+	return;
+}
+
+sub sweeping
+{
+	my ($name) = @_;
+	wait_until(
+		sub {
+			$admin->value(qq{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency sweeper' AND datname = '$name'})
+			  eq '1';
+		},
+		"a sweeper in database $name");
+	return;
+}
+
+foreach my $round (1 .. 5)
+{
+	$admin->value('CREATE DATABASE busy');
+	my $busy = session($node, dbname => 'busy');
+	$busy->value('CREATE EXTENSION idempotency');
+	make_expired($busy, 5000, 'busy');
+	sweeping('busy');
+	if ($round == 1)
+	{
+		wait_until(
+			sub {
+				$admin->value(q{SELECT query FROM pg_stat_activity WHERE backend_type = 'idempotency sweeper' AND datname = 'busy'})
+				  =~ /^idempotency sweeper: \d+ of about [1-9]\d* expired rows deleted$/;
+			},
+			'the progress in pg_stat_activity');
+		pass('pg_stat_activity tells how far it is');
+	}
+	quick($busy, 'DROP EXTENSION idempotency');
+	$busy->value('CREATE EXTENSION idempotency');
+	make_expired($busy, 5000, 'busy');
+	$busy->close;
+	wait_until(sub { $admin->value(q{SELECT count(*) FROM pg_stat_activity WHERE datname = 'busy' AND backend_type = 'client backend'}) eq '0' },
+		'our own session to be gone');
+	sweeping('busy');
+	quick($admin, 'ALTER DATABASE busy RENAME TO busy2');
+	sweeping('busy2');
+	quick($admin, 'CREATE DATABASE copy TEMPLATE busy2');
+	sweeping('busy2');
+	quick($admin, 'DROP DATABASE busy2');
+	sweeping('copy');
+	quick($admin, $round % 2 ? 'DROP DATABASE copy' : 'DROP DATABASE copy WITH (FORCE)');
+}
+is(complaints($node, $offset), '', 'DROP, RENAME, TEMPLATE, DROP EXTENSION: none refused, nothing in the log');
+cmp_ok($slowest, '<', 3, "and none took long ($slowest s)");
+
+# An interrupted DROP DATABASE, and a database that allows no connections.
+$admin->value('CREATE DATABASE closed');
+my $closed = session($node, dbname => 'closed');
+$closed->value('CREATE EXTENSION idempotency');
+make_expired($closed, 3, 'closed');
+swept($closed, 'a database that will be closed');
+$admin->value('ALTER DATABASE closed ALLOW_CONNECTIONS false');
+make_expired($closed, 3, 'closed again');
+stays($closed, $two, 'one that allows no connections is left alone');
+$admin->value('ALTER DATABASE closed ALLOW_CONNECTIONS true');
+$admin->value('ALTER DATABASE closed CONNECTION LIMIT 0');
+swept($closed, 'one that allows no more connections but a superuser\'s');
+$admin->value(q{UPDATE pg_database SET datconnlimit = -2 WHERE datname = 'closed'});
+make_expired($closed, 3, 'invalid');
+stays($closed, $two, 'one whose DROP DATABASE was interrupted is left alone');
+$closed->close;
+wait_until(sub { $admin->value(q{SELECT count(*) FROM pg_stat_activity WHERE datname = 'closed'}) eq '0' }, 'our session to be gone');
+$admin->value('DROP DATABASE closed');
+is(complaints($node, $offset), '', 'and nothing of it is in the log');
+
+# Fast shutdown while it sweeps.
+foreach my $round (1 .. 5)
+{
+	make_expired($one, 2000, "shutdown-$round");
+	sweeping('one');
+	$_->close foreach $admin, $one, $two;
+	my $begin = time();
+	$node->stop('fast');
+	my $took = time() - $begin;
+	$slowest = $took if $took > $slowest;
+	$node->start;
+	($admin, $one, $two) = map { session($node, dbname => $_) } qw(postgres one two);
+	$two->value('SET search_path = s');
+}
+cmp_ok($slowest, '<', 3, 'fast shutdown is fast');
+is(complaints($node, $offset), '', 'and leaves nothing in the log');
+set($admin, 'idempotency.sweep_pause' => undef, 'idempotency.sweep_batch_size' => undef);
+swept($one, 'the backlog in the end');
+
+# SIGTERM: whoever is ended comes back.
+my $launcher = processes('launcher', $admin);
+$admin->value("SELECT pg_terminate_backend($launcher)");
+wait_until(sub { processes('launcher', $admin) !~ /^(?:$launcher)?$/ }, 'another launcher');
+make_expired($one, 3, 'terminated');
+swept($one, 'by the next launcher');
+is(complaints($node, $offset), '', 'without a word');
+
+# ProcSignalBarrier: the launcher answers it although it has nothing to do.
+set($admin, 'idempotency.worker' => 'off');
+$admin->value('SELECT pg_sleep(0.3)');
+$admin->value('CREATE DATABASE barrier STRATEGY file_copy');
+quick($admin, 'DROP DATABASE barrier');
+pass('a launcher that idles answers a barrier');
+set($admin, 'idempotency.worker' => 'on');
+
+#
+# By hand.
+#
+$launcher = processes('launcher', $admin);
+is($one->value('SELECT idem_start_worker()'), $launcher, 'there is one already');
+is($one->value('SELECT idem_stop_worker()'), 't', 'it is stopped');
+is(processes('launcher', $admin), '', 'at once');
+is($one->value('SELECT idem_stop_worker()'), 'f', 'there is none any more');
+make_expired($one, 3, 'stopped');
+$admin->value('SELECT pg_sleep(6)');
+is(expired($one), '3', 'it stays stopped');
+my @starters = map { session($node, dbname => 'one') } 1 .. 4;
+$_->send('SELECT idem_start_worker()') foreach @starters;
+my %pids = map { $_->fetch => 1 } @starters;
+is(join(',', keys %pids), processes('launcher', $admin), 'started four times at once: there is one');
+swept($one, 'started by hand');
+is($one->value('SELECT idem_stop_worker()'), 't', 'and stopped by hand');
+$one->value('SELECT idem_start_worker()');
+
+#
+# kill -9
+#
+foreach my $kind ('launcher', 'sweeper')
+{
+	my $crashing = log_size($node);
+	set($admin, 'idempotency.sweep_pause' => '50 ms', 'idempotency.sweep_batch_size' => 5);
+	make_expired($one, 2000, "kill-$kind");
+	sweeping('one');
+	my $pid;
+	wait_until(sub { ($pid = processes($kind, $admin)) ne '' }, "a $kind to kill");
+	kill 'KILL', $pid;
+	wait_until(sub { log_count($node, 'all server processes terminated; reinitializing', $crashing) > 0 }, 'the crash');
+	$node->poll_query_until('postgres', 'SELECT true') or BAIL_OUT('the server does not come back');
+	($admin, $one, $two) = map { session($node, dbname => $_) } qw(postgres one two);
+	$two->value('SET search_path = s');
+	set($admin, 'idempotency.sweep_pause' => undef, 'idempotency.sweep_batch_size' => undef);
+	swept($one, "after kill -9 of a $kind");
+}
+
+#
+# Few slots, of which the server's own launcher takes one.
+#
+$_->close foreach $admin, $one, $two;
+$node->append_conf('postgresql.conf', 'max_worker_processes = 2');
+$offset = log_size($node);
+$node->restart;
+($admin, $one) = map { session($node, dbname => $_) } qw(postgres one);
+wait_until(sub { log_count($node, 'WARNING:  could not start an idempotency sweeper', $offset) > 0 }, 'the warning');
+$admin->value('SELECT pg_sleep(4)');
+is(log_count($node, 'WARNING:', $offset), 1, 'max_worker_processes is used up: one warning');
+$node->append_conf('postgresql.conf', "max_worker_processes = 3");
+$_->close foreach $admin, $one;
+$node->restart;
+($admin, $one) = map { session($node, dbname => $_) } qw(postgres one);
+make_expired($one, 3, 'slots');
+swept($one, 'with a slot for the launcher and one for a sweeper');
+$_->close foreach $admin, $one;
+no_faults($node);
+$node->stop;
+
+done_testing();
