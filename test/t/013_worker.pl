@@ -78,13 +78,13 @@ sub set
 	return;
 }
 
-# lines NODE, OFFSET: what the log has had since that bears on the worker or
-# ought not to be there.
+# complaints NODE, OFFSET: what the log has had since that ought not to be there,
+# the end of a session of our own by a fast shutdown aside.
 sub complaints
 {
 	my ($server, $offset) = @_;
 	my $log = substr(slurp_file($server->logfile), $offset || 0);
-	return join "\n", grep { /(?:WARNING|ERROR|FATAL|PANIC): / } split /\n/, $log;
+	return join "\n", grep { /(?:WARNING|ERROR|FATAL|PANIC): / && !/terminating connection due to administrator command/ } split /\n/, $log;
 }
 
 sub log_size { return -s $_[0]->logfile; }
