@@ -185,9 +185,12 @@ CALL idem_sweep_all(max_batches => 0);
 CALL idem_sweep_all(pause => '-1 s');
 SELECT idem_sweep(2147483647);
 CALL idem_sweep_all(2147483647, 2147483647, '0');
+\set VERBOSITY sqlstate
 SET idempotency.sweep_batch_size = 0;
 SET idempotency.sweep_batch_size = 1000001;
 SET idempotency.sweep_pause = -1;
+SET idempotency.sweep_pause = '2 h';
+\set VERBOSITY default
 SELECT name, setting, unit, min_val, max_val, context FROM pg_settings WHERE name IN ('idempotency.sweep_batch_size', 'idempotency.sweep_pause') ORDER BY 1;
 
 --
