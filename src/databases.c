@@ -86,7 +86,7 @@ compare(const void *a, const void *b)
 IdemDatabase *
 idem_database_by_oid(Oid oid)
 {
-	IdemDatabase key;
+	IdemDatabase key = {0};
 
 	key.oid = oid;
 	return ndatabases == 0 ? NULL :
