@@ -58,7 +58,7 @@ sub is_clean
 	my $pid = $owner->pid;
 	is($admin->value(
 			qq{SELECT count(*) FROM pg_locks
-			   WHERE NOT granted OR locktype = 'advisory' OR pid <> $pid AND
+			   WHERE NOT granted OR locktype = 'advisory' AND database <> 0 OR pid <> $pid AND
 				 relation IN ('idempotency_keys'::regclass, 'idempotency_keys_pkey'::regclass)}),
 		'0', "$name: no lock is left");
 	return;
