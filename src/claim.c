@@ -67,6 +67,10 @@ fill_status(IdemStore *store, const IdemRequest *request, IdemJudgement *j,
 	TimestampTz expires_at = idem_later(j->now, request->ttl);
 	TimestampTz due_at = idem_due(expires_at);
 
+	/* A take-over can be a heap-only update as well. */
+	if (j->action == IDEM_TAKE_OVER)
+		due_at = idem_due_still(DatumGetTimestampTz(values[IDEM_COL_DUE_AT - 1]), expires_at);
+
 	SET(IDEM_COL_STATUS, ObjectIdGetDatum(store->table->status[status]));
 	if (request->once)
 	{

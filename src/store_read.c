@@ -252,6 +252,40 @@ keep_version(IdemStore *store, IdemVersion *version, HeapTuple tuple, Buffer buf
 	version->exists = true;
 }
 
+/* Takes in a version by its state; true when nothing newer can follow. */
+static bool
+take_version(IdemStore *store, HeapTuple tuple, Buffer buffer)
+{
+	bool		own;
+	TransactionId busy;
+	bool		replaced;
+
+	switch (judge_version(tuple->t_data, &own, &busy, &replaced))
+	{
+		case VERSION_DEAD:
+			break;
+		case VERSION_CURRENT:
+			keep_version(store, &store->current, tuple, buffer);
+			store->current.own = own;
+			store->current.busy = busy;
+			store->current.row_locked = !(tuple->t_data->t_infomask & HEAP_XMAX_INVALID);
+			return !TransactionIdIsValid(busy);
+		case VERSION_PENDING:
+
+			/*
+			 * Of several versions made by one open transaction the last
+			 * counts.  One that it has deleted again is better than none: it
+			 * still is in an insert's way.
+			 */
+			if (store->pending.exists && replaced)
+				break;
+			keep_version(store, &store->pending, tuple, buffer);
+			store->pending.busy = busy;
+			break;
+	}
+	return false;
+}
+
 /* Takes in the versions of one HOT chain; true when nothing newer can follow. */
 static bool
 look_along_chain(IdemStore *store, ItemPointer root)
@@ -270,40 +304,31 @@ look_along_chain(IdemStore *store, ItemPointer root)
 	while (!done &&
 		   heap_hot_search_buffer(&tid, store->rel, buffer, SnapshotAny, &tuple, NULL, first))
 	{
-		bool		own;
-		TransactionId busy;
-		bool		replaced;
-
 		first = false;
-		if (RecoveryInProgress() && !is_our_key(store, &tuple))
-			continue;
-		switch (judge_version(tuple.t_data, &own, &busy, &replaced))
-		{
-			case VERSION_DEAD:
-				break;
-			case VERSION_CURRENT:
-				keep_version(store, &store->current, &tuple, buffer);
-				store->current.own = own;
-				store->current.busy = busy;
-				store->current.row_locked = !(tuple.t_data->t_infomask & HEAP_XMAX_INVALID);
-				done = !TransactionIdIsValid(busy);
-				break;
-			case VERSION_PENDING:
-
-				/*
-				 * Of several versions made by one open transaction the last
-				 * counts.  One that it has deleted again is better than none:
-				 * it still is in an insert's way.
-				 */
-				if (store->pending.exists && replaced)
-					break;
-				keep_version(store, &store->pending, &tuple, buffer);
-				store->pending.busy = busy;
-				break;
-		}
+		if (!RecoveryInProgress() || is_our_key(store, &tuple))
+			done = take_version(store, &tuple, buffer);
 	}
 	UnlockReleaseBuffer(buffer);
 	return done;
+}
+
+static bool
+get_tuple(Relation rel, Buffer buffer, ItemPointer tid, HeapTuple tuple)
+{
+	Page		page = BufferGetPage(buffer);
+	OffsetNumber offset = ItemPointerGetOffsetNumber(tid);
+	ItemId		item;
+
+	if (offset < FirstOffsetNumber || offset > PageGetMaxOffsetNumber(page))
+		return false;
+	item = PageGetItemId(page, offset);
+	if (!ItemIdIsNormal(item))
+		return false;
+	tuple->t_tableOid = RelationGetRelid(rel);
+	tuple->t_self = *tid;
+	tuple->t_data = (HeapTupleHeader) PageGetItem(page, item);
+	tuple->t_len = ItemIdGetLength(item);
+	return true;
 }
 
 static IndexScanDesc
@@ -341,6 +366,32 @@ scan_versions(IdemStore *store)
 }
 
 /*
+ * A row that moves to another place gets its new index entry a moment after
+ * the new version.  Until then that one is found from the old one.
+ */
+static void
+follow_update(IdemStore *store)
+{
+	BufferHeapTupleTableSlot *slot = (BufferHeapTupleTableSlot *) store->current.slot;
+	ItemPointerData tid;
+	HeapTupleData tuple;
+	Buffer		buffer;
+
+	LockBuffer(slot->buffer, BUFFER_LOCK_SHARE);
+	tid = slot->base.tuple->t_data->t_ctid;
+	LockBuffer(slot->buffer, BUFFER_LOCK_UNLOCK);
+	if (ItemPointerEquals(&tid, &slot->base.tuple->t_self))
+		return;					/* it is being deleted */
+
+	buffer = ReadBuffer(store->rel, ItemPointerGetBlockNumber(&tid));
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	if (get_tuple(store->rel, buffer, &tid, &tuple) &&
+		TransactionIdEquals(HeapTupleHeaderGetRawXmin(tuple.t_data), store->current.busy))
+		(void) take_version(store, &tuple, buffer);
+	UnlockReleaseBuffer(buffer);
+}
+
+/*
  * Looks at the key as it is now and fills in current and pending, either of
  * which may not exist.
  *
@@ -355,6 +406,9 @@ idem_look(IdemStore *store)
 	{
 		CHECK_FOR_INTERRUPTS();
 		scan_versions(store);
+		if (store->current.exists && TransactionIdIsValid(store->current.busy) &&
+			!store->pending.exists)
+			follow_update(store);
 	} while (!store->current.exists && store->pending.exists &&
 			 !TransactionIdIsInProgress(store->pending.busy));
 
