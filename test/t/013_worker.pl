@@ -326,6 +326,34 @@ foreach my $round (1 .. 5)
 is(complaints($node, $offset), '', 'DROP, RENAME, TEMPLATE, DROP EXTENSION: none refused, nothing in the log');
 cmp_ok($slowest, '<', 3, "and none took long ($slowest s)");
 
+# A DROP that comes when the launcher has locked the database for a sweeper that
+# is not connected yet, and has to let it go before: a postmaster that is stopped
+# starts none.
+$admin->value('CREATE DATABASE queued');
+my $queued = session($node, dbname => 'queued');
+$queued->value('CREATE EXTENSION idempotency');
+make_expired($queued, 3, 'queued');
+swept($queued, 'a database that will be dropped');
+set($admin, 'idempotency.databases' => 'queued');
+another_round($queued) for 1 .. 2;
+$queued->close;
+$queued = session($node);
+my ($postmaster) = slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/;
+my $database_lock = q{FROM pg_locks WHERE classid = 'pg_database'::regclass
+	AND objid = (SELECT oid FROM pg_database WHERE datname = 'queued')};
+kill 'STOP', $postmaster;
+wait_until(sub { $admin->value("SELECT count(*) $database_lock AND mode = 'RowExclusiveLock'") eq '1' },
+	'the launcher to lock the database');
+$queued->send('DROP DATABASE queued');
+wait_until(sub { $admin->value("SELECT count(*) $database_lock AND NOT granted") eq '1' }, 'the DROP to wait for it');
+my $begin = time();
+kill 'CONT', $postmaster;
+$queued->fetch;
+cmp_ok(time() - $begin, '<', 3, 'a DROP behind the launcher\'s lock does not hold the sweeper up');
+$queued->close;
+is(complaints($node, $offset), '', 'and does not end it');
+set($admin, 'idempotency.databases' => undef);
+
 # An interrupted DROP DATABASE, and a database that allows no connections.
 $admin->value('CREATE DATABASE closed');
 my $closed = session($node, dbname => 'closed');
