@@ -23,6 +23,8 @@ typedef struct IdemResult
 	NullableDatum body;
 } IdemResult;
 
+#define IDEM_NO_RESULT {{0, true}, {0, true}, {0, true}, {0, true}}
+
 extern bool idem_is_writable(void);
 extern void idem_require_writable(const char *function);
 extern void idem_bad_null(const char *what, const char *hint);

@@ -31,7 +31,7 @@ idem_complete_many(PG_FUNCTION_ARGS)
 	IdemBatch	batch;
 	IdemElements tokens;
 	IdemElements responses;
-	IdemResult	result = {{0, true}, {0, true}, {0, true}, {0, true}};
+	IdemResult	result = IDEM_NO_RESULT;
 	IdemChange	change;
 	IdemKey		name;
 	MemoryContext old = CurrentMemoryContext;

@@ -246,7 +246,7 @@ run_isolated(Run *run, const char *command, NullableDatum args)
 static void
 settle_run(IdemChange *change, const IdemKey *name, const Run *run, IdemAnswer *a)
 {
-	IdemResult	result = {{0, true}, {0, true}, {0, true}, {0, true}};
+	IdemResult	result = IDEM_NO_RESULT;
 	NullableDatum token = {a->values[IDEM_COL_TOKEN - 1], false};
 	IdemStatus	status = run->error != NULL ? IDEM_FAILED : IDEM_COMPLETED;
 

@@ -57,7 +57,7 @@ idem_resolve(PG_FUNCTION_ARGS)
 {
 	IdemChange	s;
 	IdemKey		name = idem_arg_key(fcinfo, 0, 3);
-	IdemResult	result = {{0, true}, {0, true}, {0, true}, {0, true}};
+	IdemResult	result = IDEM_NO_RESULT;
 	NullableDatum note = fcinfo->args[4];
 	IdemStatus	status;
 

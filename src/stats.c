@@ -356,23 +356,22 @@ note_run(Entry *entry, const IdemSweepRun *run, int64 sweeping)
 /*
  * A sweep with transactions of its own, now at its end.  failed: rows that
  * could not be deleted; error: the last message, or NULL.  Needs no
- * transaction, and no connection to that database.
+ * transaction.
  */
 void
-idem_stats_sweep_run(Oid database, int64 rows, int64 failed, const char *error,
+idem_stats_sweep_run(int64 rows, int64 failed, const char *error,
 					 TimestampTz start, TimestampTz end)
 {
-	Entry	   *entry;
 	IdemSweepRun run;
 
 	if (shared == NULL)
 		return;
-	entry = database == MyDatabaseId && own_entry != NULL ? own_entry : entry_of(database);
+	find_own_entry();
 	describe_run(&run, rows, failed, error, start, end);
-	pg_atomic_fetch_add_u64(&entry->counts[IDEM_COUNT_SWEPT_ROWS], rows);
-	pg_atomic_fetch_add_u64(&entry->counts[IDEM_COUNT_SWEEP_RUNS], 1);
-	pg_atomic_fetch_add_u64(&entry->counts[IDEM_COUNT_SWEEP_ERRORS], run_errors(&run));
-	note_run(entry, &run, end - start);
+	pg_atomic_fetch_add_u64(&own_entry->counts[IDEM_COUNT_SWEPT_ROWS], rows);
+	pg_atomic_fetch_add_u64(&own_entry->counts[IDEM_COUNT_SWEEP_RUNS], 1);
+	pg_atomic_fetch_add_u64(&own_entry->counts[IDEM_COUNT_SWEEP_ERRORS], run_errors(&run));
+	note_run(own_entry, &run, end - start);
 }
 
 static void

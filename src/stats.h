@@ -59,7 +59,7 @@ extern void idem_count(IdemCounter counter);
 extern void idem_count_lost(void);
 extern void idem_count_sweep(int64 rows, int64 failed, const char *error,
 							 TimestampTz start, TimestampTz end);
-extern void idem_stats_sweep_run(Oid database, int64 rows, int64 failed, const char *error,
+extern void idem_stats_sweep_run(int64 rows, int64 failed, const char *error,
 								 TimestampTz start, TimestampTz end);
 extern bool idem_stats_read(IdemStats *stats);
 extern uint32 idem_stats_turn(uint32 bad, uint32 well);

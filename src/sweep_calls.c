@@ -210,13 +210,13 @@ sweep_and_count(IdemSweep *sweep, int batch_size, int max_batches, int64 pause)
 
 		MemoryContextSwitchTo(context);
 		error = CopyErrorData();
-		idem_stats_sweep_run(MyDatabaseId, sweep->deleted, sweep->failed, error->message, start,
+		idem_stats_sweep_run(sweep->deleted, sweep->failed, error->message, start,
 							 GetCurrentTimestamp());
 		FreeErrorData(error);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	idem_stats_sweep_run(MyDatabaseId, sweep->deleted, sweep->failed, last_error(sweep), start,
+	idem_stats_sweep_run(sweep->deleted, sweep->failed, last_error(sweep), start,
 						 GetCurrentTimestamp());
 }
 

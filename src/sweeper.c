@@ -420,7 +420,7 @@ report(IdemVisit *visit, int64 failed_before, TimestampTz begin)
 		visit->sweep.failed > failed_before ? visit->sweep.error : NULL;
 
 	if (visit->has_extension && !visit->sweep.locked_out)
-		idem_stats_sweep_run(MyDatabaseId, visit->deleted, visit->sweep.failed - failed_before,
+		idem_stats_sweep_run(visit->deleted, visit->sweep.failed - failed_before,
 							 error, begin, end);
 	desk->visit = *visit;
 	tell(visit->error[0] == '\0' ? FINISHED : FAILED);
