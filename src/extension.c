@@ -421,11 +421,24 @@ idem_status_name(IdemStatus status)
 	return status_labels[status];
 }
 
+/* Which of the labels is it? */
+static int
+label_of(const Oid *labels, int n, const char *type, Oid value)
+{
+	for (int i = 0; i < n; i++)
+		if (labels[i] == value)
+			return i;
+	elog(ERROR, "unexpected value %u of enum %s", value, type);
+}
+
 IdemStatus
 idem_status_of(const IdemTable *table, Oid value)
 {
-	for (int i = 0; i < IDEM_NSTATUS; i++)
-		if (table->status[i] == value)
-			return (IdemStatus) i;
-	elog(ERROR, "unexpected value %u of enum idem_status", value);
+	return (IdemStatus) label_of(table->status, IDEM_NSTATUS, "idem_status", value);
+}
+
+IdemDisposition
+idem_disposition_of(const IdemTable *table, Oid value)
+{
+	return (IdemDisposition) label_of(table->disposition, IDEM_NDISPOSITION, "idem_disposition", value);
 }

@@ -91,5 +91,6 @@ extern bool idem_find_extension(Oid *extension, Oid *schema);
 extern const IdemTable *idem_open_table(LOCKMODE lockmode, bool wait, Relation *rel);
 extern const char *idem_status_name(IdemStatus status);
 extern IdemStatus idem_status_of(const IdemTable *table, Oid value);
+extern IdemDisposition idem_disposition_of(const IdemTable *table, Oid value);
 
 #endif							/* IDEM_EXTENSION_H */

@@ -3,8 +3,8 @@
  * settings.c
  *	  The settings idempotency.*
  *
- * All of them can be changed without a restart, and none is needed: the
- * library is loaded by the first call of a session, or preloaded.
+ * All but the size of shared memory can be changed without a restart, and none
+ * is needed: the library is loaded by the first call of a session, or preloaded.
  *
  *-------------------------------------------------------------------------
  */
@@ -13,6 +13,7 @@
 #include <limits.h>
 
 #include "mb/pg_wchar.h"
+#include "miscadmin.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 
@@ -28,6 +29,7 @@ int			idem_max_response_size = 1024 * 1024;
 bool		idem_durable = true;
 int			idem_sweep_batch_size = 1000;
 int			idem_sweep_pause = 0;
+int			idem_stats_databases = 256;
 int			idem_health_backlog = 100000;
 int			idem_health_sweep_overdue = 2 * 3600;
 int			idem_health_growth = 400;
@@ -180,6 +182,21 @@ define_worker(void)
 							   idem_check_window, idem_assign_window, NULL);
 }
 
+/* Shared memory is had by preloading, or never. */
+static void
+define_shared(void)
+{
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+	DefineCustomIntVariable("idempotency.stats_databases",
+							"How many databases have counters of their own.",
+							"Any further ones share their counters.",
+							&idem_stats_databases,
+							256, 1, 100000,
+							PGC_POSTMASTER, 0,
+							NULL, NULL, NULL);
+}
+
 void
 idem_define_settings(void)
 {
@@ -231,6 +248,7 @@ idem_define_settings(void)
 							PGC_USERSET, GUC_UNIT_MS,
 							NULL, NULL, NULL);
 
+	define_shared();
 	define_thresholds();
 	define_worker();
 	define_scope();

@@ -16,6 +16,7 @@ extern int	idem_max_response_size; /* bytes */
 extern bool idem_durable;
 extern int	idem_sweep_batch_size;
 extern int	idem_sweep_pause;
+extern int	idem_stats_databases;
 extern int	idem_health_backlog;	/* rows */
 extern int	idem_health_sweep_overdue;	/* seconds */
 extern int	idem_health_growth; /* percent */

@@ -154,15 +154,6 @@ idem_complete(PG_FUNCTION_ARGS)
 	PG_RETURN_DATUM(idem_finish_change(&s, BoolGetDatum(idem_settle(&s, IDEM_COMPLETED, &result, ttl, 0))));
 }
 
-static IdemDisposition
-disposition_of(const IdemStore *store, Oid value)
-{
-	for (int i = 0; i < IDEM_NDISPOSITION; i++)
-		if (store->table->disposition[i] == value)
-			return (IdemDisposition) i;
-	elog(ERROR, "unexpected value %u of enum idem_disposition", value);
-}
-
 /*
  * idem_fail(key text, error jsonb, token bigint, scope text,
  *			 disposition idem_disposition, retry_after interval,
@@ -195,7 +186,7 @@ idem_fail(PG_FUNCTION_ARGS)
 	ttl = idem_arg_duration(fcinfo, 9, "ttl", false);
 
 	idem_begin_change_with_token(&s, "idem_fail()", name, fcinfo->args[2]);
-	disposition = disposition_of(&s.store, PG_GETARG_OID(4));
+	disposition = idem_disposition_of(s.store.table, PG_GETARG_OID(4));
 	PG_RETURN_DATUM(idem_finish_change(&s, BoolGetDatum(idem_settle(&s, ends_as[disposition], &result, ttl,
 												   retry_after))));
 }

@@ -10,15 +10,14 @@
  * after a restart.  Only a lost claim is counted at once, since the error that
  * tells of it is about to abort the transaction.
  *
- * Of a subtransaction the counts at its start are kept, from the first thing
- * it counts on, to go back to them if it rolls back.  Outside of one, counting
- * neither allocates nor locks anything.
+ * What a subtransaction counts is taken back if it rolls back (levels.c).
+ * Outside of one, counting neither allocates nor locks anything.
  *
  * The lock guards which entry is whose, and all that is about sweeps, which is
  * written once a run; the counters are atomic and need none.  An entry stays
  * where it is as long as its database exists, so that a session has to look
  * for it but once.  When there is no room, the entries of databases that are
- * gone are given away, and then the last entry is everybody's.
+ * gone are given away; the databases that still have none share one.
  *
  * There is shared memory only if the library was preloaded.  After a crash it
  * is new, and the counters begin anew.
@@ -42,12 +41,10 @@
 #include "utils/timestamp.h"
 
 #include "args.h"
+#include "levels.h"
+#include "settings.h"
 #include "shared.h"
 #include "stats.h"
-
-#ifndef IDEM_STATS_DATABASES
-#define IDEM_STATS_DATABASES 256
-#endif
 
 typedef struct Entry
 {
@@ -63,8 +60,9 @@ typedef struct Entry
 typedef struct Shared
 {
 	LWLock		lock;
-	Entry		entries[IDEM_STATS_DATABASES + 1];	/* the last is for all that
-													 * have none */
+	int			databases;		/* that have an entry of their own at most */
+	Entry		common;			/* for those that have none */
+	Entry		entries[FLEXIBLE_ARRAY_MEMBER];
 } Shared;
 
 static Shared *shared = NULL;
@@ -112,8 +110,6 @@ static const OutColumn counter_columns[IDEM_NCOUNTERS] = {
 	[IDEM_COUNT_REUSED] = OUT_REUSED_AFTER_EXPIRY,
 };
 
-#define COMMON_ENTRY (&shared->entries[IDEM_STATS_DATABASES])
-
 /* What this transaction has counted. */
 typedef struct Pending
 {
@@ -125,16 +121,7 @@ typedef struct Pending
 } Pending;
 
 static Pending pending;
-
-/* What it had counted when a subtransaction began. */
-typedef struct Saved
-{
-	int			nest;
-	Pending		before;
-	struct Saved *parent;
-} Saved;
-
-static Saved *saved = NULL;		/* in TopTransactionContext */
+static IdemLevels levels = {&pending, sizeof(pending)};
 
 /* All but whose it is, and what was reported. */
 static void
@@ -157,6 +144,14 @@ begin_entry(Entry *entry, Oid database)
 }
 
 static void
+set_up_entry(Entry *entry)
+{
+	for (int i = 0; i < IDEM_NCOUNTERS; i++)
+		pg_atomic_init_u64(&entry->counts[i], 0);
+	begin_entry(entry, InvalidOid);
+}
+
+static void
 set_up(void *part)
 {
 	Shared	   *new = part;
@@ -164,12 +159,10 @@ set_up(void *part)
 
 	LWLockRegisterTranche(tranche, "IdempotencyStats");
 	LWLockInitialize(&new->lock, tranche);
-	for (int i = 0; i <= IDEM_STATS_DATABASES; i++)
-	{
-		for (int j = 0; j < IDEM_NCOUNTERS; j++)
-			pg_atomic_init_u64(&new->entries[i].counts[j], 0);
-		begin_entry(&new->entries[i], InvalidOid);
-	}
+	set_up_entry(&new->common);
+	new->databases = idem_stats_databases;
+	for (int i = 0; i < new->databases; i++)
+		set_up_entry(&new->entries[i]);
 }
 
 /* The database's entry, or a free one that becomes it, or NULL; locked. */
@@ -178,7 +171,7 @@ find_entry(Oid database)
 {
 	Entry	   *vacant = NULL;
 
-	for (int i = 0; i < IDEM_STATS_DATABASES; i++)
+	for (int i = 0; i < shared->databases; i++)
 	{
 		Entry	   *entry = &shared->entries[i];
 
@@ -199,15 +192,15 @@ find_entry(Oid database)
 static void
 drop_entries_of_dropped(void)
 {
-	Oid			databases[IDEM_STATS_DATABASES];
+	Oid		   *databases = palloc(shared->databases * sizeof(Oid));
 
 	LWLockAcquire(&shared->lock, LW_SHARED);
-	for (int i = 0; i < IDEM_STATS_DATABASES; i++)
+	for (int i = 0; i < shared->databases; i++)
 		databases[i] = shared->entries[i].database;
 	LWLockRelease(&shared->lock);
 
 	AcceptInvalidationMessages();
-	for (int i = 0; i < IDEM_STATS_DATABASES; i++)
+	for (int i = 0; i < shared->databases; i++)
 	{
 		if (!OidIsValid(databases[i]) ||
 			SearchSysCacheExists1(DATABASEOID, ObjectIdGetDatum(databases[i])))
@@ -217,6 +210,7 @@ drop_entries_of_dropped(void)
 			shared->entries[i].database = InvalidOid;
 		LWLockRelease(&shared->lock);
 	}
+	pfree(databases);
 }
 
 static Entry *
@@ -235,7 +229,7 @@ entry_of(Oid database)
 		entry = find_entry(database);
 		LWLockRelease(&shared->lock);
 	}
-	return entry != NULL ? entry : COMMON_ENTRY;
+	return entry != NULL ? entry : &shared->common;
 }
 
 /* To be called within the transaction, as it may read catalogs. */
@@ -246,27 +240,11 @@ find_own_entry(void)
 		own_entry = entry_of(MyDatabaseId);
 }
 
-/* Makes sure that what this subtransaction counts can be taken back. */
-static void
-save_counts(void)
-{
-	int			nest = GetCurrentTransactionNestLevel();
-	Saved	   *new;
-
-	if (nest == 1 || (saved != NULL && saved->nest == nest))
-		return;
-	new = MemoryContextAlloc(TopTransactionContext, sizeof(Saved));
-	new->nest = nest;
-	new->before = pending;
-	new->parent = saved;
-	saved = new;
-}
-
 static Pending *
 begin_counting(void)
 {
 	find_own_entry();
-	save_counts();
+	idem_levels_save(&levels);
 	pending.any = true;
 	return &pending;
 }
@@ -395,9 +373,8 @@ at_transaction(XactEvent event, void *arg)
 				flush();
 			/* FALLTHROUGH */
 		case XACT_EVENT_ABORT:
-			saved = NULL;
 			if (pending.any)
-				memset(&pending, 0, sizeof(pending));
+				idem_levels_end(&levels);
 			break;
 		default:
 			break;
@@ -408,28 +385,15 @@ static void
 at_subtransaction(SubXactEvent event, SubTransactionId mySubid,
 				  SubTransactionId parentSubid, void *arg)
 {
-	Saved	   *ended = saved;
-
-	if (event != SUBXACT_EVENT_COMMIT_SUB && event != SUBXACT_EVENT_ABORT_SUB)
-		return;
-	if (ended == NULL || ended->nest < GetCurrentTransactionNestLevel())
-		return;
-
-	if (event == SUBXACT_EVENT_ABORT_SUB)
-		pending = ended->before;
-	else if (ended->nest > 2 && (ended->parent == NULL || ended->parent->nest < ended->nest - 1))
-	{
-		ended->nest--;			/* the parent had counted nothing before it */
-		return;
-	}
-	saved = ended->parent;
-	pfree(ended);
+	idem_levels_leave(&levels, event);
 }
 
 void
 idem_stats_init(void)
 {
-	idem_shared_add("idempotency stats", sizeof(Shared), set_up, (void **) &shared);
+	idem_shared_add("idempotency stats",
+					offsetof(Shared, entries) + idem_stats_databases * sizeof(Entry),
+					set_up, (void **) &shared);
 	RegisterXactCallback(at_transaction, NULL);
 	RegisterSubXactCallback(at_subtransaction, NULL);
 }
@@ -466,7 +430,7 @@ idem_stats_turn(uint32 bad, uint32 well)
 	if (shared == NULL)
 		return 0;
 	find_own_entry();
-	if (own_entry == COMMON_ENTRY)
+	if (own_entry == &shared->common)
 		return 0;
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	before = own_entry->bad_items;

@@ -11,7 +11,7 @@
  * taken, since no version is made.
  *
  * A batch begins where the last one ended, past the entries of the rows it has
- * deleted; entries that are dead to everybody are marked, as by any scan.
+ * tried; entries that are dead to everybody are marked, as by any scan.
  *
  *-------------------------------------------------------------------------
  */
@@ -158,8 +158,6 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 				ReThrowError(error);
 			strlcpy(sweep->error, error->message, sizeof(sweep->error));
 			sweep->failed++;
-			sweep->failed_at = sweep->position;
-			sweep->failed_tid = d->entry;
 		}
 	}
 	PG_END_TRY();
@@ -188,12 +186,15 @@ next_due_row(DueScan *d)
 	return false;
 }
 
-/* Has an earlier batch that ended at the same due_at tried this row in vain? */
+/*
+ * Has an earlier batch tried the row?  Entries of one due_at lie in the order
+ * of the places they point to.
+ */
 static bool
-has_failed(DueScan *d, IdemSweep *sweep)
+was_tried(const DueScan *d, const IdemSweep *sweep, TimestampTz due_at)
 {
-	return sweep->failed > 0 && sweep->position == sweep->failed_at &&
-		ItemPointerCompare(&d->entry, &sweep->failed_tid) <= 0;
+	return sweep->positioned && due_at == sweep->position &&
+		ItemPointerCompare((ItemPointer) &d->entry, (ItemPointer) &sweep->entry) <= 0;
 }
 
 /*
@@ -212,12 +213,16 @@ check_constraints_at_once(void)
 /*
  * Deletes up to batch_size expired rows in the current transaction, which
  * needs an active snapshot, and returns how many.
+ *
+ * Rows that can't be deleted take up room in a batch only if the next one goes
+ * on behind them.
  */
 int64
 idem_sweep_batch(IdemSweep *sweep, int batch_size)
 {
 	DueScan		d;
 	int64		deleted = 0;
+	int64		tried = 0;
 
 	sweep->more = false;
 	sweep->locked_out = !begin_due_scan(&d, sweep, RowExclusiveLock);
@@ -233,19 +238,24 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 
 	while (!sweep->more && next_due_row(&d))
 	{
-		sweep->position = DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_DUE_AT - 1]);
-		sweep->positioned = true;
+		TimestampTz due_at = DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_DUE_AT - 1]);
+
+		if (was_tried(&d, sweep, due_at))
+			continue;
 		if (sweep->until != 0 && GetCurrentTimestamp() >= sweep->until)
 		{
 			sweep->more = true;
 			break;
 		}
-		if (DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_EXPIRES_AT - 1]) > d.now ||
-			has_failed(&d, sweep))
+		sweep->position = due_at;
+		sweep->entry = d.entry;
+		sweep->positioned = true;
+		if (DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_EXPIRES_AT - 1]) > d.now)
 			continue;
+		tried++;
 		if (d.store.table->foreign_code ? delete_row_carefully(&d, sweep) : delete_row(&d))
 			deleted++;
-		sweep->more = deleted >= batch_size;
+		sweep->more = (sweep->own_transaction ? tried : deleted) >= batch_size;
 	}
 	if (d.store.table->foreign_code)
 		MemoryContextDelete(d.row_context);

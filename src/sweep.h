@@ -22,16 +22,15 @@
  */
 typedef struct IdemSweep
 {
-	TimestampTz position;		/* where the next batch begins, by due_at */
-	bool		positioned;
+	TimestampTz position;		/* due_at of the last row that was tried */
+	ItemPointerData entry;		/* its place among the entries of that due_at */
+	bool		positioned;		/* are there such rows yet? */
 	bool		own_transaction;	/* each batch is all that its transaction does */
 	TimestampTz until;			/* when a batch ends, full or not; 0: never */
-	bool		more;			/* the last batch was full, or had no more time */
+	bool		more;			/* the last batch did all it may, or had no more time */
 	bool		locked_out;		/* somebody has the table locked */
 	int64		deleted;		/* in all batches */
 	int64		failed;			/* rows whose deletion raised an error */
-	TimestampTz failed_at;		/* the last one's place in the index */
-	ItemPointerData failed_tid;
 	char		error[256];		/* the last one */
 } IdemSweep;
 

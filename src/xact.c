@@ -10,8 +10,7 @@
  * transaction has made and not settled, and note whether it changed one that
  * was there before; either makes the commit a synchronous one.
  *
- * What a subtransaction did counts only if it commits, hence a level each.  A
- * level exists only once something happened in it.
+ * What a subtransaction did counts only if it commits (levels.c).
  *
  * Whatever became of it, those who wait for one of the keys it has touched are
  * woken when it has ended.  Callbacks run when a commit or abort is there for
@@ -26,19 +25,19 @@
 #include "port/pg_bitutils.h"
 #include "utils/memutils.h"
 
+#include "levels.h"
 #include "settings.h"
 #include "waiters.h"
 #include "xact.h"
 
-typedef struct Level
+typedef struct Duties
 {
-	int			nest;			/* transaction nest level, 1 at the top */
 	int64		open_claims;	/* made here less settled here */
 	bool		must_flush;
-	struct Level *parent;
-} Level;
+} Duties;
 
-static Level *level = NULL;		/* in TopTransactionContext */
+static Duties duties;
+static IdemLevels levels = {&duties, sizeof(duties)};
 
 /* A claim this transaction has made, also one it has rolled back since. */
 typedef struct OwnClaim
@@ -56,20 +55,12 @@ static int	maxclaims = 0;
 static uint64 touched[TOUCHED_WORDS];
 static bool any_touched = false;
 
-static Level *
-current_level(void)
+/* To be changed by who calls. */
+static Duties *
+current_duties(void)
 {
-	int			nest = GetCurrentTransactionNestLevel();
-
-	if (level == NULL || level->nest < nest)
-	{
-		Level	   *new = MemoryContextAllocZero(TopTransactionContext, sizeof(Level));
-
-		new->nest = nest;
-		new->parent = level;
-		level = new;
-	}
-	return level;
+	idem_levels_save(&levels);
+	return &duties;
 }
 
 static int
@@ -106,7 +97,7 @@ idem_xact_claimed(const IdemStore *store, int64 token)
 	claims[i] = claim;
 	nclaims++;
 
-	current_level()->open_claims++;
+	current_duties()->open_claims++;
 }
 
 /*
@@ -129,16 +120,16 @@ void
 idem_xact_settled(bool own_claim)
 {
 	if (own_claim)
-		current_level()->open_claims--;
+		current_duties()->open_claims--;
 	else
-		current_level()->must_flush = true;
+		current_duties()->must_flush = true;
 }
 
 /* Something that others rely on was changed, and no claim settled. */
 void
 idem_xact_changed(void)
 {
-	current_level()->must_flush = true;
+	current_duties()->must_flush = true;
 }
 
 /* The current key's row has been written, and the key is still locked. */
@@ -169,13 +160,13 @@ at_transaction(XactEvent event, void *arg)
 	switch (event)
 	{
 		case XACT_EVENT_PRE_COMMIT:
-			if (idem_durable && level != NULL && (level->must_flush || level->open_claims > 0))
+			if (idem_durable && (duties.must_flush || duties.open_claims > 0))
 				ForceSyncCommit();
 			break;
 		case XACT_EVENT_COMMIT:
 		case XACT_EVENT_ABORT:
 		case XACT_EVENT_PREPARE:	/* which always is flushed */
-			level = NULL;
+			idem_levels_end(&levels);
 			claims = NULL;
 			nclaims = 0;
 			if (any_touched)
@@ -194,31 +185,11 @@ static void
 at_subtransaction(SubXactEvent event, SubTransactionId mySubid,
 				  SubTransactionId parentSubid, void *arg)
 {
-	Level	   *ended = level;
-
 	/* A claim rolled back to a savepoint is free at once. */
 	if (event == SUBXACT_EVENT_ABORT_SUB && any_touched)
 		wake_waiters();
 
-	if (event != SUBXACT_EVENT_COMMIT_SUB && event != SUBXACT_EVENT_ABORT_SUB)
-		return;
-	if (ended == NULL || ended->nest < GetCurrentTransactionNestLevel())
-		return;
-
-	if (event == SUBXACT_EVENT_ABORT_SUB)
-	{
-		level = ended->parent;
-		pfree(ended);
-	}
-	else if (ended->parent == NULL || ended->parent->nest < ended->nest - 1)
-		ended->nest--;			/* becomes what its parent did */
-	else
-	{
-		ended->parent->open_claims += ended->open_claims;
-		ended->parent->must_flush |= ended->must_flush;
-		level = ended->parent;
-		pfree(ended);
-	}
+	idem_levels_leave(&levels, event);
 }
 
 void

@@ -5,7 +5,7 @@ TRUNCATE idempotency_keys;
 \pset null -
 LOAD 'idempotency';
 -- (The worker's are the server's, which may have set them.)
-SELECT name, CASE context WHEN 'sighup' THEN boot_val ELSE setting END AS setting, unit, context, vartype, min_val, max_val, boot_val FROM pg_settings WHERE name LIKE 'idempotency.%' ORDER BY name COLLATE "C";
+SELECT name, CASE context WHEN 'sighup' THEN boot_val ELSE setting END AS setting, unit, context, vartype, min_val, max_val, boot_val FROM pg_settings WHERE name LIKE 'idempotency.%' AND context <> 'postmaster' ORDER BY name COLLATE "C";
 SELECT name FROM pg_settings WHERE name LIKE 'idempotency.%' AND (short_desc IS NULL OR short_desc !~ '^[A-Z].*\.$');
 
 -- The prefix is reserved: a misspelt setting is an error, not silence.

@@ -252,6 +252,13 @@ SELECT idem_sweep(10);
 SELECT idem_sweep();
 SELECT keys FROM pg_temp.left_over;
 CALL idem_sweep_all(1);
+-- a batch tries so many rows and not more, and the next one goes on behind them
+SELECT idem_once('z', ttl => '1 us');
+CALL pg_temp.pause(0.02);
+CALL idem_sweep_all(2, max_batches => 1);
+SELECT keys FROM pg_temp.left_over;
+CALL idem_sweep_all(2, max_batches => 2);
+SELECT keys FROM pg_temp.left_over;
 SELECT outcome FROM idem_claim('b-13');
 ALTER TABLE payment DROP CONSTRAINT payment_scope_key_fkey;
 ALTER TABLE payment ADD FOREIGN KEY (scope, key) REFERENCES idempotency_keys ON DELETE CASCADE;

@@ -262,6 +262,35 @@ $admin = session($node);
 is_counted($admin, {}, 'so they do after a restart');
 $admin->close;
 
+# Counters apart for two databases: those without room share theirs.
+$node->append_conf('postgresql.conf', "idempotency.stats_databases = 2\n");
+$node->restart;
+$node->safe_psql('postgres', 'CREATE DATABASE three');
+$node->safe_psql('three', 'CREATE EXTENSION idempotency');
+my $three;
+($admin, $one, $two, $three) = map { session($node, dbname => $_) } qw(postgres one two three);
+$_->query("SELECT idem_once('room')") foreach $admin, $one;
+$two->query("SELECT idem_claim('room')");
+is_counted($admin, { once_again => 1 }, 'the first database that counts has counters of its own');
+is_counted($one, { once_first => 1 }, 'so has the second');
+is_counted($three, { claims => 1 }, 'the third and the fourth share theirs');
+$two->query("SELECT idem_claim('held', lease => '1 ms', takeover => false)");
+wait_until(sub { level_of($two, 'held_unknown') eq 'warning' }, 'the lease to end');
+is(scalar lines_of(sub { $two->query(q{CREATE FUNCTION pg_temp.report() RETURNS void AS '$libdir/idempotency', 'idem_health_report_now' LANGUAGE C; SELECT pg_temp.report()}) }),
+	0, 'what turns bad there is not reported, since nobody could tell whose turn it was');
+reset_counters($three);
+is_counted($two, {}, 'a reset is for both');
+$one->close;
+$node->safe_psql('postgres', 'DROP DATABASE one');
+$three->close;
+$three = session($node, dbname => 'three');
+$three->query("SELECT idem_once('room')");
+is_counted($three, { once_first => 1 }, 'a dropped database makes room for the next one that asks');
+is_counted($two, {}, 'which then is apart');
+my $four = session($node, dbname => 'two');
+is_counted($four, {}, 'and no more than that');
+$_->close foreach $admin, $two, $three, $four;
+
 # Without preload: no counters, and everything else.
 $node->append_conf('postgresql.conf', "shared_preload_libraries = ''\n");
 $node->restart;
