@@ -151,12 +151,30 @@ is_settled(IdemStatus status)
 	return status == IDEM_COMPLETED || status == IDEM_FAILED || status == IDEM_UNKNOWN;
 }
 
+/*
+ * Was the key claimed for another request?  A settled row stands whatever an
+ * unfinished transaction makes of it.  Otherwise both that row and what is to
+ * replace it may come to stand, so both must be another request's.
+ */
+static bool
+is_other_request(IdemStore *store, const IdemRequest *request, TimestampTz now,
+				 bool live, bool settled)
+{
+	const IdemVersion *pending = &store->pending;
+	bool		replaces = !settled && !pending->replaced && idem_is_live(pending, now);
+
+	if (live && same_request(&store->current, request))
+		return false;
+	if (replaces && same_request(pending, request))
+		return false;
+	return live || replaces;
+}
+
 /* The contract's order: mismatch, settled, unknown, processing, retryable, claimed. */
 void
 idem_judge(IdemStore *store, const IdemRequest *request, IdemJudgement *j)
 {
 	IdemVersion *current = &store->current;
-	IdemVersion *newest;
 	bool		live;
 	bool		unfinished;
 	bool		settled;
@@ -175,8 +193,7 @@ idem_judge(IdemStore *store, const IdemRequest *request, IdemJudgement *j)
 		return;
 	}
 
-	newest = idem_is_live(&store->pending, j->now) ? &store->pending : live ? current : NULL;
-	if (newest != NULL && !request->once && !same_request(newest, request))
+	if (!request->once && is_other_request(store, request, j->now, live, settled))
 		idem_answer(j, IDEM_OUT_MISMATCH, NULL);
 	else if (unfinished && !settled)
 		judge_unfinished(store, j, live);

@@ -24,6 +24,7 @@ typedef struct IdemVersion
 	bool		exists;
 	bool		own;			/* written by this transaction */
 	bool		row_locked;		/* its xmax says something, a row lock at least */
+	bool		replaced;		/* updated or deleted by who made it (pending) */
 	TransactionId busy;			/* the other, unfinished transaction that made
 								 * (pending) or is changing (current) it */
 	TupleTableSlot *slot;		/* all columns deformed; kept for the next look */
@@ -50,6 +51,8 @@ typedef struct IdemStore
 	uint64		hash;			/* of scope and key; 0: not known yet */
 	IdemVersion current;		/* committed, or this transaction's */
 	IdemVersion pending;		/* made by a transaction that has not ended */
+	ItemPointerData next;		/* where the look is to find the version that */
+	TransactionId next_xmin;	/* has replaced one; made by this, if valid */
 } IdemStore;
 
 #define idem_value(version, column) ((version)->slot->tts_values[(column) - 1])

@@ -11,9 +11,14 @@
  * snapshots that judge by themselves set hint bits, and the usual fetch prunes
  * the page on its way; a look without the key lock writes nothing whatever.
  *
+ * A scan takes time, and the row may move meanwhile, behind it.  So a look that
+ * comes to an end without the newest version goes on from the old one.  The
+ * versions on this way are not removed meanwhile, because the statement that
+ * looks has a snapshot.
+ *
  * The key lock is held from the look to the write that follows it, by all who
- * make a version of a key's row.  A look without it may miss a row that is
- * being updated meanwhile, and its "nothing there" must not be acted on.
+ * make a version of a key's row.  What a look without it says was so during the
+ * look, and must not be acted on.
  *
  *-------------------------------------------------------------------------
  */
@@ -169,7 +174,8 @@ idem_unlock_key(IdemStore *store)
 /*
  * Is it our key's row at all?  On a primary the scan's pin on the index page
  * keeps VACUUM from giving the place of a dead row to another one; replay on a
- * standby does not wait for pins of scans without an MVCC snapshot.
+ * standby does not wait for pins of scans without an MVCC snapshot.  A scan that
+ * was begun there may end after the promotion.
  */
 static bool
 is_our_key(IdemStore *store, HeapTuple tuple)
@@ -185,20 +191,20 @@ is_our_key(IdemStore *store, HeapTuple tuple)
 
 /*
  * What HeapTupleSatisfiesDirty tells, without the hint bits it sets: is it our
- * own, which unfinished transaction stands behind it, and has that one already
- * replaced or deleted it.  The order of the questions is its too: current, in
- * progress, committed; a transaction is in progress until after its commit is
- * on record.
+ * own, which unfinished transaction stands behind it, and which other one has
+ * updated or deleted it, finished or not.  The order of the questions is its
+ * too: current, in progress, committed; a transaction is in progress until after
+ * its commit is on record.
  */
 static VersionState
-judge_version(HeapTupleHeader header, bool *own, TransactionId *busy, bool *replaced)
+judge_version(HeapTupleHeader header, bool *own, TransactionId *busy, TransactionId *replacer)
 {
 	VersionState state = VERSION_CURRENT;
 	TransactionId xid;
 
 	*own = false;
 	*busy = InvalidTransactionId;
-	*replaced = false;
+	*replacer = InvalidTransactionId;
 
 	if (!HeapTupleHeaderXminCommitted(header))
 	{
@@ -224,12 +230,12 @@ judge_version(HeapTupleHeader header, bool *own, TransactionId *busy, bool *repl
 	if (TransactionIdIsCurrentTransactionId(xid))
 		return VERSION_DEAD;
 	if (TransactionIdIsInProgress(xid))
-	{
-		*busy = xid;
-		*replaced = true;
-	}
+		*busy = *replacer = xid;
 	else if (TransactionIdDidCommit(xid))
+	{
+		*replacer = xid;
 		return VERSION_DEAD;
+	}
 	return state;
 }
 
@@ -252,15 +258,40 @@ keep_version(IdemStore *store, IdemVersion *version, HeapTuple tuple, Buffer buf
 	version->exists = true;
 }
 
+/*
+ * Keeps in mind where the version's successor is, unless this is it at last: of
+ * the current version's, or if there is none, of the one that died last.
+ */
+static void
+note_successor(IdemStore *store, HeapTuple tuple, VersionState state, TransactionId replacer)
+{
+	if (TransactionIdIsValid(store->next_xmin) &&
+		ItemPointerEquals(&store->next, &tuple->t_self))
+		store->next_xmin = InvalidTransactionId;
+
+	if (!TransactionIdIsValid(replacer) ||
+		ItemPointerEquals(&tuple->t_data->t_ctid, &tuple->t_self))
+		return;
+	if (state == VERSION_DEAD &&
+		(store->current.exists ||
+		 (TransactionIdIsValid(store->next_xmin) &&
+		  TransactionIdPrecedes(replacer, store->next_xmin))))
+		return;
+	store->next = tuple->t_data->t_ctid;
+	store->next_xmin = replacer;
+}
+
 /* Takes in a version by its state; true when nothing newer can follow. */
 static bool
 take_version(IdemStore *store, HeapTuple tuple, Buffer buffer)
 {
 	bool		own;
 	TransactionId busy;
-	bool		replaced;
+	TransactionId replacer;
+	VersionState state = judge_version(tuple->t_data, &own, &busy, &replacer);
 
-	switch (judge_version(tuple->t_data, &own, &busy, &replaced))
+	note_successor(store, tuple, state, replacer);
+	switch (state)
 	{
 		case VERSION_DEAD:
 			break;
@@ -277,10 +308,11 @@ take_version(IdemStore *store, HeapTuple tuple, Buffer buffer)
 			 * counts.  One that it has deleted again is better than none: it
 			 * still is in an insert's way.
 			 */
-			if (store->pending.exists && replaced)
+			if (store->pending.exists && TransactionIdIsValid(replacer))
 				break;
 			keep_version(store, &store->pending, tuple, buffer);
 			store->pending.busy = busy;
+			store->pending.replaced = TransactionIdIsValid(replacer);
 			break;
 	}
 	return false;
@@ -305,7 +337,7 @@ look_along_chain(IdemStore *store, ItemPointer root)
 		   heap_hot_search_buffer(&tid, store->rel, buffer, SnapshotAny, &tuple, NULL, first))
 	{
 		first = false;
-		if (!RecoveryInProgress() || is_our_key(store, &tuple))
+		if (!store->scan->xactStartedInRecovery || is_our_key(store, &tuple))
 			done = take_version(store, &tuple, buffer);
 	}
 	UnlockReleaseBuffer(buffer);
@@ -349,6 +381,8 @@ scan_versions(IdemStore *store)
 
 	forget_version(&store->current);
 	forget_version(&store->pending);
+	ItemPointerSetInvalid(&store->next);
+	store->next_xmin = InvalidTransactionId;
 
 	ScanKeyEntryInitialize(&keys[0], 0, 1, BTEqualStrategyNumber, InvalidOid,
 						   C_COLLATION_OID, F_TEXTEQ, PointerGetDatum(store->name.scope));
@@ -362,33 +396,33 @@ scan_versions(IdemStore *store)
 			break;
 
 	/* Lets go of the index page, which VACUUM may be waiting for. */
-	index_rescan(store->scan, NULL, 0, NULL, 0);
+	index_rescan(store->scan, NULL, 2, NULL, 0);
 }
 
 /*
- * A row that moves to another place gets its new index entry a moment after
- * the new version.  Until then that one is found from the old one.
+ * Goes on from what the scan has found to the versions it has not: a row that
+ * moves to another place gets its new index entry a moment after the new
+ * version, and perhaps where the scan has been already.
  */
 static void
-follow_update(IdemStore *store)
+follow_updates(IdemStore *store)
 {
-	BufferHeapTupleTableSlot *slot = (BufferHeapTupleTableSlot *) store->current.slot;
-	ItemPointerData tid;
-	HeapTupleData tuple;
-	Buffer		buffer;
+	while (TransactionIdIsValid(store->next_xmin) && !store->pending.exists &&
+		   (!store->current.exists || TransactionIdIsValid(store->current.busy)))
+	{
+		ItemPointerData tid = store->next;
+		TransactionId xmin = store->next_xmin;
+		Buffer		buffer = ReadBuffer(store->rel, ItemPointerGetBlockNumber(&tid));
+		HeapTupleData tuple;
 
-	LockBuffer(slot->buffer, BUFFER_LOCK_SHARE);
-	tid = slot->base.tuple->t_data->t_ctid;
-	LockBuffer(slot->buffer, BUFFER_LOCK_UNLOCK);
-	if (ItemPointerEquals(&tid, &slot->base.tuple->t_self))
-		return;					/* it is being deleted */
-
-	buffer = ReadBuffer(store->rel, ItemPointerGetBlockNumber(&tid));
-	LockBuffer(buffer, BUFFER_LOCK_SHARE);
-	if (get_tuple(store->rel, buffer, &tid, &tuple) &&
-		TransactionIdEquals(HeapTupleHeaderGetRawXmin(tuple.t_data), store->current.busy))
-		(void) take_version(store, &tuple, buffer);
-	UnlockReleaseBuffer(buffer);
+		CHECK_FOR_INTERRUPTS();
+		store->next_xmin = InvalidTransactionId;
+		LockBuffer(buffer, BUFFER_LOCK_SHARE);
+		if (get_tuple(store->rel, buffer, &tid, &tuple) &&
+			TransactionIdEquals(HeapTupleHeaderGetRawXmin(tuple.t_data), xmin))
+			(void) take_version(store, &tuple, buffer);
+		UnlockReleaseBuffer(buffer);
+	}
 }
 
 /*
@@ -406,9 +440,7 @@ idem_look(IdemStore *store)
 	{
 		CHECK_FOR_INTERRUPTS();
 		scan_versions(store);
-		if (store->current.exists && TransactionIdIsValid(store->current.busy) &&
-			!store->pending.exists)
-			follow_update(store);
+		follow_updates(store);
 	} while (!store->current.exists && store->pending.exists &&
 			 !TransactionIdIsInProgress(store->pending.busy));
 
@@ -423,10 +455,8 @@ idem_look(IdemStore *store)
 }
 
 /*
- * Looks again where nothing was found, in a way that can't miss a row that is
- * being updated: with the key locked.  On a standby nobody else would take the
- * lock, so there it is only a second look, which is wrong only if the row is
- * updated in the middle of both.
+ * Looks again where nothing was found, before that is acted on: with the key
+ * locked.  On a standby nobody else would take the lock, and nobody acts.
  */
 void
 idem_look_again(IdemStore *store)

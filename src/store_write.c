@@ -99,6 +99,9 @@ begin_write(IdemStore *store)
 	if (store->writer == NULL)
 		store->writer = make_writer(store);
 	w = store->writer;
+
+	/* The look has seen what this very statement wrote, so we may change it. */
+	CommandCounterIncrement();
 	w->estate->es_output_cid = GetCurrentCommandId(true);
 	if (store->table->foreign_code)
 		enter_owner(w, store->rel);
@@ -212,6 +215,7 @@ lock_row(IdemStore *store, LockTupleMode mode, LockWaitPolicy policy)
 	TM_FailureData failure;
 	TM_Result	result;
 
+	CommandCounterIncrement();	/* as in begin_write() */
 	result = table_tuple_lock(store->rel, &store->current.slot->tts_tid, SnapshotAny, slot,
 							  GetCurrentCommandId(true), mode, policy, 0, &failure);
 	ExecDropSingleTupleTableSlot(slot);

@@ -271,7 +271,7 @@ my $three;
 ($admin, $one, $two, $three) = map { session($node, dbname => $_) } qw(postgres one two three);
 $_->query("SELECT idem_once('room')") foreach $admin, $one;
 $two->query("SELECT idem_claim('room')");
-is_counted($admin, { once_again => 1 }, 'the first database that counts has counters of its own');
+is_counted($admin, { once_first => 1 }, 'the first database that counts has counters of its own');
 is_counted($one, { once_first => 1 }, 'so has the second');
 is_counted($three, { claims => 1 }, 'the third and the fourth share theirs');
 $two->query("SELECT idem_claim('held', lease => '1 ms', takeover => false)");
