@@ -472,7 +472,8 @@ CREATE FUNCTION idem_summary(
     OUT oldest_expired_age interval,
     OUT table_bytes bigint,
     OUT index_bytes bigint,
-    OUT total_bytes bigint
+    OUT total_bytes bigint,
+    OUT stuck bigint
 )
 RETURNS record
 AS 'MODULE_PATHNAME', 'idem_summary'

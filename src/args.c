@@ -46,7 +46,7 @@ idem_require_writable(const char *function)
 		ereport(ERROR,
 				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
 				 errmsg("cannot execute %s in a read-only transaction", function),
-				 errhint("Begin the transaction with READ WRITE.")));
+				 errhint("Begin the transaction with READ WRITE, or set \"default_transaction_read_only\" to off.")));
 }
 
 /* For a required argument, and what to pass instead of null. */

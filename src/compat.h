@@ -57,6 +57,14 @@ idem_find_setting(const char *name)
 #define IDEM_HAS_SHMEM_REQUEST_HOOK
 #endif
 
+/* 15 has random numbers of a process's own.  From 0 to n - 1. */
+#if PG_VERSION_NUM >= 150000
+#include "common/pg_prng.h"
+#define idem_random(n) ((uint32) pg_prng_uint64_range(&pg_global_prng_state, 0, (n) - 1))
+#else
+#define idem_random(n) ((uint32) (random() % (n)))
+#endif
+
 /* 15 tells why a digest could not be computed. */
 #if PG_VERSION_NUM >= 150000
 #define idem_hash_error(context) pg_cryptohash_error(context)

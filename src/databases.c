@@ -47,7 +47,10 @@ idem_check_databases(char **newval, void **extra, GucSource source)
 	bool		valid = SplitIdentifierString(copy, ',', &names);
 
 	if (!valid)
+	{
 		GUC_check_errdetail("List syntax is invalid.");
+		GUC_check_errhint("Give names as in SQL, separated by commas, or * for all databases that have the extension.");
+	}
 	list_free(names);
 	pfree(copy);
 	return valid;

@@ -249,6 +249,10 @@ is_due_index(Relation index)
 		RelationGetIndexPredicate(index) == NIL;
 }
 
+/*
+ * No index is locked, because a sweep that looks here must not wait for a
+ * REINDEX.  What is done to an index is told to all as a change of the table.
+ */
 static void
 check_indexes(Relation rel)
 {
@@ -258,8 +262,10 @@ check_indexes(Relation rel)
 	cached.due_index = InvalidOid;
 	foreach(lc, RelationGetIndexList(rel))
 	{
-		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
+		Relation	index = RelationIdGetRelation(lfirst_oid(lc));
 
+		if (!RelationIsValid(index))
+			continue;			/* dropped concurrently */
 		if (is_pkey(index))
 			cached.pkey = RelationGetRelid(index);
 		else if (is_due_index(index))
@@ -270,7 +276,7 @@ check_indexes(Relation rel)
 		else if (RelationGetIndexExpressions(index) != NIL ||
 				 RelationGetIndexPredicate(index) != NIL)
 			cached.foreign_code = true;
-		index_close(index, AccessShareLock);
+		RelationClose(index);
 	}
 	if (!OidIsValid(cached.pkey))
 		altered("The primary key (scope, key), in collation \"C\" and not deferrable, is missing.");

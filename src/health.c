@@ -37,8 +37,6 @@
 #include "survey.h"
 #include "window.h"
 
-/* A table that is smaller may be as empty as it likes. */
-#define GROWTH_FROM_BYTES (16.0 * 1024 * 1024)
 /* So few reused keys tell nothing. */
 #define REUSED_AT_LEAST 10
 /* Held rows are counted up to the threshold, and to this. */
@@ -173,7 +171,8 @@ check_growth(const Facts *f)
 	double		bytes = Max(f->sample.bytes * f->sample.scale, BLCKSZ);
 	double		percent = rint(100 * size / bytes);
 
-	if (size < GROWTH_FROM_BYTES)
+	/* One that is smaller may be as empty as it likes. */
+	if (size < idem_health_growth_from * 1024.0 * 1024.0)
 		percent = 100;
 	return judge(percent, idem_health_growth,
 				 psprintf("table and indexes take up %.0f MB, the rows in them %s%.0f MB",

@@ -20,6 +20,7 @@
 #include "access/htup_details.h"
 #include "catalog/dependency.h"
 #include "catalog/namespace.h"
+#include "catalog/pg_database.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "commands/dbcommands.h"
@@ -104,6 +105,28 @@ arg_database(FunctionCallInfo fcinfo, int arg)
 	return PG_ARGISNULL(arg) ? get_database_name(MyDatabaseId) : NameStr(*PG_GETARG_NAME(arg));
 }
 
+/* A job that could only fail is none. */
+static void
+require_database(const char *name)
+{
+	HeapTuple	tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(get_database_oid(name, true)));
+	bool		open;
+
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_DATABASE),
+				 errmsg("database \"%s\" does not exist", name),
+				 errhint("Pass the name of a database of this server that has extension \"%s\".",
+						 IDEM_EXTENSION)));
+	open = ((Form_pg_database) GETSTRUCT(tuple))->datallowconn;
+	ReleaseSysCache(tuple);
+	if (!open)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("database \"%s\" is not accepting connections", name),
+				 errhint("Run ALTER DATABASE ... ALLOW_CONNECTIONS true first.")));
+}
+
 /* Up to 1.4 the name has the length of an identifier, the database's own has it too. */
 static char *
 job_name(const char *database)
@@ -129,6 +152,17 @@ sweep_command(void)
 					quote_qualified_identifier(get_namespace_name(schema), "idem_sweep_all"));
 }
 
+/* What to do about an error of pg_cron's, which come without. */
+static const char *
+hint_for(int sqlstate)
+{
+	if (sqlstate == ERRCODE_INVALID_PARAMETER_VALUE)
+		return "A schedule has five fields, as in '0 * * * *', or with pg_cron 1.5 and later is like '30 seconds'.";
+	if (sqlstate == ERRCODE_INSUFFICIENT_PRIVILEGE)
+		return "A superuser has to grant USAGE on schema \"cron\" and, for another database, EXECUTE on function cron.schedule_in_database().";
+	return NULL;
+}
+
 /* Runs a query with arguments of type text; its first value, or NULL without a row. */
 static NullableDatum
 run(const char *query, int nargs, const char *const *args)
@@ -151,6 +185,34 @@ run(const char *query, int nargs, const char *const *args)
 	return result;
 }
 
+/* The same, and what pg_cron refuses comes with a hint. */
+static NullableDatum
+run_with_hint(const char *query, int nargs, const char *const *args)
+{
+	MemoryContext context = CurrentMemoryContext;
+	NullableDatum result;
+
+	PG_TRY();
+	{
+		result = run(query, nargs, args);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+		const char *hint;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		FlushErrorState();
+		hint = hint_for(error->sqlerrcode);
+		if (error->hint == NULL && hint != NULL)
+			error->hint = pstrdup(hint);
+		ReThrowError(error);
+	}
+	PG_END_TRY();
+	return result;
+}
+
 /*
  * idem_schedule(schedule text, database name) -> bigint
  *
@@ -158,7 +220,8 @@ run(const char *query, int nargs, const char *const *args)
  * changes the caller's job that does, and returns the job's id.
  *
  * Errors: IK400 for a null schedule; 55000 where pg_cron isn't loaded, is too
- * old or at home in another database; 42704 where it has not been created;
+ * old or at home in another database, or the database allows no connections;
+ * 42704 where it has not been created;
  * 3D000 for a database that doesn't exist; 25006, 42501; 22023 and others as
  * pg_cron raises them.
  */
@@ -177,12 +240,7 @@ idem_schedule(PG_FUNCTION_ARGS)
 	require_cron("idem_schedule()");
 
 	args[3] = arg_database(fcinfo, 1);
-	if (!OidIsValid(get_database_oid(args[3], true)))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_DATABASE),
-				 errmsg("database \"%s\" does not exist", args[3]),
-				 errhint("Pass the name of a database of this server that has extension \"%s\".",
-						 IDEM_EXTENSION)));
+	require_database(args[3]);
 	args[0] = job_name(args[3]);
 	args[1] = text_to_cstring(PG_GETARG_TEXT_PP(0));
 	args[2] = sweep_command();
@@ -194,7 +252,7 @@ idem_schedule(PG_FUNCTION_ARGS)
 	}
 
 	SPI_connect();
-	job = run(query, nargs, args);
+	job = run_with_hint(query, nargs, args);
 	SPI_finish();
 	if (job.isnull)
 		elog(ERROR, "pg_cron has returned no job");
@@ -221,7 +279,7 @@ idem_unschedule(PG_FUNCTION_ARGS)
 	args[0] = job_name(arg_database(fcinfo, 0));
 
 	SPI_connect();
-	removed = run("SELECT cron.unschedule(jobid) FROM cron.job"
+	removed = run_with_hint("SELECT cron.unschedule(jobid) FROM cron.job"
 				  " WHERE jobname OPERATOR(pg_catalog.=) $1"
 				  " AND username OPERATOR(pg_catalog.=) CURRENT_USER", 1, args);
 	SPI_finish();

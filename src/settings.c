@@ -33,6 +33,7 @@ int			idem_stats_databases = 256;
 int			idem_health_backlog = 100000;
 int			idem_health_sweep_overdue = 2 * 3600;
 int			idem_health_growth = 400;
+int			idem_health_growth_from = 256;
 int			idem_health_stuck_after = 600;
 int			idem_health_stuck_claims = 10;
 int			idem_health_held_unknown = 0;
@@ -127,6 +128,14 @@ define_thresholds(void)
 	define_threshold("idempotency.health_wraparound",
 					 "How old the table may be, in percent of autovacuum_freeze_max_age.",
 					 &idem_health_wraparound, 0);
+
+	DefineCustomIntVariable("idempotency.health_growth_from",
+							"How large table and indexes may be whatever is in them.",
+							NULL,
+							&idem_health_growth_from,
+							256, 0, INT_MAX,
+							PGC_USERSET, GUC_UNIT_MB,
+							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("idempotency.health_stuck_after",
 							"How long after its lease's end an open claim counts as stuck.",

@@ -20,6 +20,7 @@ extern int	idem_stats_databases;
 extern int	idem_health_backlog;	/* rows */
 extern int	idem_health_sweep_overdue;	/* seconds */
 extern int	idem_health_growth; /* percent */
+extern int	idem_health_growth_from;	/* megabytes */
 extern int	idem_health_stuck_after;	/* seconds */
 extern int	idem_health_stuck_claims;
 extern int	idem_health_held_unknown;	/* rows */

@@ -4,10 +4,11 @@
  *	  Writing one key's row.
  *
  * Straight to the heap and its indexes, without SPI or a plan.  The caller
- * holds the key lock and has looked (a sweep, which only deletes, does without).  An insert, update or delete waits for no
- * transaction, and what happened meanwhile is an answer (TM_Result, or false
- * from an insert), never an error; who wants to wait lets the key lock go and
- * calls idem_await_version or idem_await_row_lock.
+ * holds the key lock and has looked (a sweep, which only deletes, does without
+ * the lock).  An insert, update or delete waits for no transaction, and what
+ * happened meanwhile is an answer (TM_Result, or false from an insert), never
+ * an error; who wants to wait lets the key lock go and calls
+ * idem_await_version or idem_await_row_lock.
  *
  * Indexes, constraints, column defaults and AFTER ROW triggers that somebody
  * added to the table are honoured.  They may be anybody's code, so they run
@@ -71,7 +72,6 @@ make_writer(IdemStore *store)
 	w->estate = CreateExecutorState();
 	w->rri = makeNode(ResultRelInfo);
 	InitResultRelInfo(w->rri, store->rel, 0, NULL, 0);
-	ExecOpenIndices(w->rri, false);
 	if (store->rel->trigdesc != NULL)
 		w->estate->es_opened_result_relations = list_make1(w->rri);
 	w->slot = ExecInitExtraTupleSlot(w->estate, RelationGetDescr(store->rel), &TTSOpsVirtual);
@@ -89,6 +89,19 @@ idem_writer_end(IdemStore *store)
 	FreeExecutorState(w->estate);
 	pfree(w);
 	store->writer = NULL;
+}
+
+/* A delete does without, and need not wait for who has an index locked. */
+static void
+open_indexes(IdemStore *store)
+{
+	MemoryContext old;
+
+	if (store->writer->rri->ri_IndexRelationDescs != NULL)
+		return;
+	old = MemoryContextSwitchTo(store->context);
+	ExecOpenIndices(store->writer->rri, false);
+	MemoryContextSwitchTo(old);
 }
 
 static IdemWriter *
@@ -186,6 +199,7 @@ idem_insert(IdemStore *store, Datum *values, bool *nulls)
 	List	   *recheck = NIL;
 	bool		conflict = false;
 
+	open_indexes(store);
 	fill_added_columns(w, store->rel, values, nulls);
 	slot = make_row(w, store, values, nulls);
 	store->wrote = true;
@@ -265,6 +279,7 @@ idem_update(IdemStore *store, Datum *values, bool *nulls)
 
 	w = begin_write(store);
 	CheckCmdReplicaIdentity(store->rel, CMD_UPDATE);
+	open_indexes(store);
 	slot = make_row(w, store, values, nulls);
 	result = table_tuple_update(store->rel, &tid, slot, w->estate->es_output_cid,
 								InvalidSnapshot, InvalidSnapshot, store->reserved,

@@ -4,8 +4,8 @@
  *	  What there is in idempotency_keys: rows by state, and bytes.
  *
  * The summary reads the whole table.  What is asked for again and again must
- * not: it reads a sample of pages, spread evenly over the table, and counts
- * what the index on due_at leads to, up to a limit: there lie the rows that
+ * not: it reads a sample of pages, at random within equal parts of the table,
+ * and counts what the index on due_at leads to, up to a limit: there lie the rows that
  * have expired, and at infinity those that are held.  A table of no more pages
  * than the sample has is read whole.
  *
@@ -30,11 +30,13 @@
 
 #include "args.h"
 #include "compat.h"
+#include "settings.h"
 #include "state.h"
 #include "survey.h"
 
 #define SAMPLE_PAGES 2048		/* 16 MB */
-#define CHUNK_PAGES 8
+#define CHUNK_PAGES 2			/* small, as rows of one incident lie together */
+#define CHUNKS (SAMPLE_PAGES / CHUNK_PAGES)
 
 /* Entries of dead rows that a count may come across, beyond its limit. */
 #define DEAD_ENTRIES INT64CONST(100000)
@@ -119,10 +121,11 @@ idem_survey_sample(IdemStore *store, IdemSurvey *survey)
 	}
 	begin_survey(survey);
 	slot = table_slot_create(store->rel, NULL);
-	for (int i = 0; i < SAMPLE_PAGES / CHUNK_PAGES; i++)
+	for (int i = 0; i < CHUNKS; i++)
 	{
-		BlockNumber first = (BlockNumber) ((uint64) (pages - CHUNK_PAGES) * i /
-										   (SAMPLE_PAGES / CHUNK_PAGES - 1));
+		BlockNumber part = (BlockNumber) ((uint64) pages * i / CHUNKS);
+		BlockNumber next = (BlockNumber) ((uint64) pages * (i + 1) / CHUNKS);
+		BlockNumber first = part + idem_random(next - part - CHUNK_PAGES + 1);
 
 		survey_pages(store, survey, slot, first, first + CHUNK_PAGES - 1);
 	}
@@ -197,13 +200,14 @@ idem_held_rows(IdemStore *store, int64 limit)
 	return due_rows(store, BTGreaterEqualStrategyNumber, DT_NOEND, true, limit);
 }
 
-#define SUMMARY_COLUMNS (IDEM_NSTATUS + 5)
+#define SUMMARY_COLUMNS (IDEM_NSTATUS + 6)
 
 /*
  * idem_summary() -> one row
  *
  * What view idempotency_summary shows: the rows by the status they have now,
- * those that have expired apart, and the sizes of it all.
+ * those that have expired apart, the sizes of it all, and how many of those
+ * processing have been left behind (idempotency.health_stuck_after).
  *
  * Errors: 42501.
  */
@@ -223,6 +227,7 @@ idem_summary(PG_FUNCTION_ARGS)
 		desc->natts != SUMMARY_COLUMNS)
 		elog(ERROR, "idem_summary() returns another row type");
 	store.table = idem_open_table(AccessShareLock, true, &store.rel);
+	survey.stuck_since = GetCurrentTimestamp() - idem_health_stuck_after * USECS_PER_SEC;
 	idem_survey(&store, &survey);
 	relid = ObjectIdGetDatum(RelationGetRelid(store.rel));
 
@@ -234,6 +239,7 @@ idem_summary(PG_FUNCTION_ARGS)
 	values[i++] = DirectFunctionCall1(pg_table_size, relid);
 	values[i++] = DirectFunctionCall1(pg_indexes_size, relid);
 	values[i++] = DirectFunctionCall1(pg_total_relation_size, relid);
+	values[i++] = Int64GetDatum(survey.stuck);
 	table_close(store.rel, AccessShareLock);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }

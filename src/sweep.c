@@ -20,6 +20,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/stratnum.h"
+#include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "commands/trigger.h"
@@ -53,7 +54,30 @@ typedef struct DueScan
 
 #define SHORTEST_LOCK_TIMEOUT "1ms"
 
-/* False if the table or the index can't be had without waiting. */
+/*
+ * Locks what the deletion of long values will lock, now that it can be refused.
+ * What is locked so far stays so until the transaction's end.
+ */
+static bool
+lock_toast(Relation rel)
+{
+	Oid			toast = rel->rd_rel->reltoastrelid;
+	Relation	toast_rel;
+	ListCell   *lc;
+	bool		locked = true;
+
+	if (!OidIsValid(toast))
+		return true;
+	if (!ConditionalLockRelationOid(toast, RowExclusiveLock))
+		return false;
+	toast_rel = table_open(toast, NoLock);
+	foreach(lc, RelationGetIndexList(toast_rel))
+		locked = locked && ConditionalLockRelationOid(lfirst_oid(lc), RowExclusiveLock);
+	table_close(toast_rel, NoLock);
+	return locked;
+}
+
+/* False if something can't be had without waiting. */
 static bool
 begin_due_scan(DueScan *d, const IdemSweep *sweep, LOCKMODE lockmode)
 {
@@ -68,7 +92,8 @@ begin_due_scan(DueScan *d, const IdemSweep *sweep, LOCKMODE lockmode)
 				 errmsg("table \"%s\" has no index that begins with column \"%s\"",
 						IDEM_TABLE, "due_at"),
 				 errhint("Create it: CREATE INDEX ON %s (due_at).", IDEM_TABLE)));
-	if (!ConditionalLockRelationOid(d->store.table->due_index, lockmode))
+	if (!ConditionalLockRelationOid(d->store.table->due_index, lockmode) ||
+		(lockmode == RowExclusiveLock && !lock_toast(d->store.rel)))
 	{
 		idem_close(&d->store);
 		return false;
@@ -109,6 +134,14 @@ delete_row(DueScan *d)
 	d->store.current.slot = d->slot;
 	d->store.current.row_locked = !(tuple->t_data->t_infomask & HEAP_XMAX_INVALID);
 	return idem_delete(&d->store) == TM_Ok;
+}
+
+/* A conflict with somebody, like a deadlock, is the row's alone. */
+static bool
+ends_sweep(int sqlstate)
+{
+	return idem_is_transient(sqlstate) &&
+		ERRCODE_TO_CATEGORY(sqlstate) != ERRCODE_TRANSACTION_ROLLBACK;
 }
 
 /*
@@ -154,7 +187,7 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 		deleted = false;
 		if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
 		{
-			if (idem_is_transient(error->sqlerrcode))
+			if (ends_sweep(error->sqlerrcode))
 				ReThrowError(error);
 			strlcpy(sweep->error, error->message, sizeof(sweep->error));
 			sweep->failed++;

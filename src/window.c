@@ -59,7 +59,7 @@ parse_time(const char *text, int *minute)
 static const char *
 parse_window(const char *text, IdemWindow *window)
 {
-	const char *not_a_window = "It is not of the form \"HH:MM-HH:MM\", with hours from 0 to 24.";
+	const char *not_a_window = "It is not of the form \"HH:MM-HH:MM\", from 00:00 to 23:59 and to 24:00 at most.";
 
 	window->begin = window->end = 0;
 	text = skip_blanks(text);

@@ -126,13 +126,22 @@ SELECT level, value BETWEEN 15000 AND 25000 AS value, message ~ '^about ' AS abo
 SET idempotency.health_backlog = 100;
 SELECT level, value BETWEEN 15000 AND 25000 AS value, message ~ '^about ' AS about FROM health('backlog');
 RESET idempotency.health_backlog;
-SELECT processing, expired FROM summary();
+-- The summary is exact.
+SELECT processing, expired, (SELECT stuck FROM idempotency_summary) FROM summary();
+SET idempotency.health_stuck_after = '100 d';
+SELECT stuck FROM idempotency_summary;
+RESET idempotency.health_stuck_after;
 
--- Growth: table and indexes against the rows in them
+-- Growth: table and indexes against the rows in them, from a certain size on
+SELECT level, value, threshold FROM health('growth');
+SET idempotency.health_growth_from = '16MB';
 SELECT level, value BETWEEN 100 AND 200 AS value, threshold FROM health('growth');
 DELETE FROM idempotency_keys WHERE key LIKE 'l%' AND key NOT LIKE 'l%7';
 DELETE FROM idempotency_keys WHERE key LIKE 'e%';
 SELECT level, value > 400 AS value, threshold FROM health('growth');
+-- The sample is another one each time.
+SELECT count(DISTINCT value) > 1 AS varies FROM (SELECT value FROM health('stuck_claims') UNION SELECT value FROM health('stuck_claims')
+    UNION SELECT value FROM health('stuck_claims') UNION SELECT value FROM health('stuck_claims') UNION SELECT value FROM health('stuck_claims')) s;
 SET idempotency.health_growth = 100000;
 SELECT level, threshold FROM health('growth');
 SET idempotency.health_growth = -1;
@@ -142,6 +151,7 @@ RESET idempotency.health_growth;
 DELETE FROM idempotency_keys;
 VACUUM FULL idempotency_keys;
 SELECT * FROM health('growth');
+RESET idempotency.health_growth_from;
 
 -- Without the index on due_at the sample has to do.
 SELECT add_rows('x', 3, '1 h');

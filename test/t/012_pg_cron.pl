@@ -93,7 +93,10 @@ foreach my $way (sort keys %node)
 #
 is($s->value('SELECT string_agg(jobname::text, E\'\n\' ORDER BY jobname::text COLLATE "C") FROM cron.job'),
 	"idempotency sweep $odd_db\nidempotency sweep postgres", 'the jobs say what they do');
-is_sqlstate($s, q{SELECT idem_schedule('never')}, '22023', 'a bad schedule is pg_cron\'s error');
+like_hint(is_sqlstate($s, q{SELECT idem_schedule('never')}, '22023', 'a bad schedule is pg_cron\'s error'),
+	qr/five fields/, 'the hint says what one looks like');
+like_hint(is_sqlstate($s, q{SELECT idem_schedule(database => 'template0')}, '55000', 'a database that allows no connections'),
+	qr/ALLOW_CONNECTIONS/, 'the hint says how it would');
 is_sqlstate($s, q{SELECT idem_schedule(NULL)}, 'IK400', 'a null one is ours');
 like_hint(is_sqlstate($s, q{SELECT idem_schedule(database => 'nowhere')}, '3D000', 'a database that does not exist'),
 	qr/a database of this server/, 'with a hint');
@@ -150,7 +153,8 @@ is($s->value(q{SELECT idem_unschedule('nowhere')}), 'f', 'no job for a database 
 	$s->value(q{SELECT idem_grant('sweeper')});
 	is_sqlstate($sweeper, 'SELECT idem_schedule()', '42501', 'nor has an application');
 	$s->value(q{SELECT idem_grant('sweeper', admin => true)});
-	is_sqlstate($sweeper, 'SELECT idem_schedule()', '42501', 'an administrator lacks pg_cron\'s');
+	like_hint(is_sqlstate($sweeper, 'SELECT idem_schedule()', '42501', 'an administrator lacks pg_cron\'s'),
+		qr/grant USAGE on schema "cron"/, 'the hint says which privilege');
 	$s->value('GRANT USAGE ON SCHEMA cron TO sweeper');
 	is($sweeper->value('SELECT idem_unschedule()'), 'f', 'others\' jobs are not his');
 	like($sweeper->value(q{SELECT idem_schedule('0 0 1 1 *')}), qr/^\d+$/, 'with both he has a job');
