@@ -22,6 +22,27 @@ except ImportError:
 log = logging.getLogger("cleanup")
 
 
+def hear_notices(connection):
+    """Logs what the server says at once, where the driver can do that (psycopg 3)."""
+    if hasattr(connection, "add_notice_handler"):
+        connection.add_notice_handler(lambda notice: log_notice(
+            notice.severity_nonlocalized or notice.severity,
+            notice.message_primary, notice.message_detail, notice.message_hint))
+
+
+def log_heard(connection):
+    """Logs what the server has said, where the driver keeps it (psycopg2)."""
+    for notice in getattr(connection, "notices", []):
+        severity, _, text = notice.partition(":  ")
+        log_notice(severity, *text.splitlines())
+
+
+def log_notice(severity, *lines):
+    """A WARNING is about rows that could not be deleted, a NOTICE how far it is."""
+    log.log(logging.INFO if severity == "NOTICE" else logging.WARNING,
+            "%s", " ".join(line for line in lines if line))
+
+
 class Cleanup:
     def __init__(self, conninfo="", every=300.0):
         self.conninfo = f"{conninfo} application_name=cleanup"
@@ -37,6 +58,7 @@ class Cleanup:
             # The CALL commits after each batch, so it must not be in a
             # transaction, which a driver begins by itself unless told not to.
             connection.autocommit = True
+            hear_notices(connection)
             with self._lock:
                 if self._stopping.is_set():
                     return
@@ -45,8 +67,7 @@ class Cleanup:
         finally:
             with self._lock:
                 self._connection = None
-            for notice in getattr(connection, "notices", []):
-                log.warning("%s", notice.strip())
+            log_heard(connection)
             connection.close()
 
     def run(self):

@@ -78,6 +78,18 @@ class CleanupTest(unittest.TestCase):
         self.assertEqual(errors, [])
         self.assertEqual(count(), 2)
 
+    def test_a_row_that_cannot_be_deleted(self):
+        fill(10)
+        self.addCleanup(do, "DROP TABLE orders")
+        do("""CREATE TABLE orders (scope text, key text, FOREIGN KEY (scope, key) REFERENCES idempotency_keys);
+              INSERT INTO orders VALUES ('', 'old-1')""")
+        with self.assertLogs(log, "WARNING") as logged:
+            Cleanup().sweep()
+        self.assertEqual(count(), 3)
+        self.assertEqual(len(logged.output), 1, logged.output)
+        self.assertRegex(logged.output[0], r"^WARNING:cleanup:could not delete 1 expired idempotency key .*foreign key")
+        self.assertEqual(logged.output[0].count("WARNING"), 1)
+
     def test_in_a_transaction_it_is_refused(self):
         other = psycopg.connect("")
         with self.assertRaises(psycopg.Error) as caught:
@@ -117,4 +129,5 @@ class CleanupTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    print(f"with {psycopg.__name__} {psycopg.__version__}", file=sys.stderr)
     unittest.main()
