@@ -145,7 +145,8 @@ check_sweep_overdue(const Facts *f)
 		threshold += 24 * 3600;
 	waited = seconds(f->now - (f->expired.rows > 0 ? f->expired.oldest : f->sample.oldest));
 	if (f->counted)
-		waited = Min(waited, seconds(f->now - Max(f->stats.last_sweep.end, f->stats.reset_at)));
+		waited = Min(waited, seconds(f->now - Max(Max(f->stats.last_sweep.end, f->stats.last_batch),
+												  f->stats.reset_at)));
 	waited = rint(waited);
 	return judge(waited, threshold,
 				 psprintf("expired rows have waited for a sweep for %.0f s", waited));

@@ -300,7 +300,10 @@ sweep_batch(IdemVisit *visit)
 	visit->has_extension = presence != ABSENT;
 	sweep.more = false;
 	if (presence == PRESENT)
-		idem_sweep_batch(&sweep, idem_sweep_batch_size);
+	{
+		idem_stats_prepare();
+		idem_count_batch(idem_sweep_batch(&sweep, idem_sweep_batch_size));
+	}
 	commit_transaction();
 
 	visit->deleted += sweep.deleted - visit->sweep.deleted;
@@ -446,6 +449,7 @@ idem_sweeper_main(Datum arg)
 	tell(CONNECTED);
 	pgstat_report_activity(STATE_RUNNING, "idempotency sweeper");
 
+	idem_stats_sweep_begin(begin);
 	sweep_carefully(&visit);
 	report(&visit, failed_before, begin);
 	proc_exit(0);

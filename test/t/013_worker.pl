@@ -404,6 +404,19 @@ make_expired($one, 3, 'terminated');
 swept($one, 'by the next launcher');
 is(complaints($node, $offset), '', 'without a word');
 
+# A sweeper that is terminated has counted what it has deleted.
+$one->value('SELECT idem_stats_reset()');
+set($admin, 'idempotency.sweep_pause' => '200 ms', 'idempotency.sweep_batch_size' => 5);
+make_expired($one, 500, 'counted');
+wait_until(
+	sub { $admin->value(q{SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+		WHERE backend_type = 'idempotency sweeper' AND datname = 'one' AND query ~ ': [1-9][0-9]* of about'}) eq '1' },
+	'a sweeper that has deleted something');
+set($admin, 'idempotency.sweep_pause' => undef, 'idempotency.sweep_batch_size' => undef);
+swept($one, 'what a terminated sweeper has left');
+wait_until(sub { processes('sweeper', $admin) eq '' }, 'the sweeper to be gone');
+is($one->value('SELECT swept_rows FROM idempotency_stats'), '500', 'each row is counted');
+
 # ProcSignalBarrier: the launcher answers it although it has nothing to do.
 set($admin, 'idempotency.worker' => 'off');
 $admin->value('SELECT pg_sleep(0.3)');
