@@ -195,14 +195,31 @@ sub clock { return $admin->value("SELECT to_char(now() AT TIME ZONE 'Pacific/Auc
 set($admin, timezone => 'Pacific/Auckland', 'idempotency.sweep_window' => clock(-360) . '-' . clock(-120));
 $admin->value('SELECT pg_sleep(0.5)');
 no_sweeper_for({}, 'nothing is swept outside the window');
-is($one->value('SELECT idem_sweep()'), '3', 'but by hand');
+
+# But health is looked at.
+sub held_key
+{
+	my ($key) = @_;
+	$one->value("SELECT idem_claim('$key', lease => '1 ms', takeover => false)");
+	return wait_until(sub { $one->value("SELECT status FROM idem_get('$key')") eq 'unknown' }, 'the key to be held');
+}
+
+my $runs = $one->value('SELECT sweep_runs FROM idempotency_stats');
+held_key('watched');
+wait_until(sub { log_count($node, 'WARNING:  idempotency keys in database "one" need attention: keys held until') == 1 },
+	'the warning of a held key');
+$one->value(q{SELECT idem_resolve('watched', 'failed')});
+wait_until(sub { log_count($node, 'LOG:  item "held_unknown" of idem_health\(\) in database "one" is well again') == 1 },
+	'the line that tells that it is well');
+is($one->value('SELECT sweep_runs FROM idempotency_stats'), $runs, 'what is bad is in the log, and nothing was swept for it');
+is($one->value('SELECT idem_sweep()'), '3', 'nor before it is by hand');
 make_expired($one, 3, 'window');
 set($admin, 'idempotency.sweep_window' => clock(-120) . '-' . clock(120));
 swept($one, 'inside the window');
 set($admin, timezone => undef, 'idempotency.sweep_window' => undef);
 is_sqlstate($admin, q{ALTER SYSTEM SET idempotency.sweep_window = '01:00-01:00'}, '22023', 'a window that never opens');
 is_sqlstate($admin, q{SET idempotency.naptime = '1 h'}, '55P02', 'the worker is the server\'s, not the session\'s');
-is(complaints($node) =~ s/^.*(?:sweep_window|naptime|ends when it begins).*\n?//mgr, '', 'nothing else in the log');
+is(complaints($node) =~ s/^.*(?:sweep_window|naptime|ends when it begins|keys held until).*\n?//mgr, '', 'nothing else in the log');
 
 #
 # What a database or a role has set.
@@ -242,6 +259,53 @@ wait_until(sub { log_count($node, 'LOG:  expired idempotency keys in database "o
 	'the line that tells that it is well');
 pass('which the log tells');
 
+# What is bad is said by the visit that finds it: with a naptime of an hour there
+# is no other.
+sub visit_once
+{
+	$one->value('SELECT idem_stop_worker()');
+	$_[0]->();
+	$one->value('SELECT idem_start_worker()');
+	return;
+}
+
+sub says
+{
+	my ($pattern) = @_;
+	wait_until(sub { log_count($node, $pattern, $offset) > 0 }, $pattern);
+	return is(log_count($node, $pattern, $offset), 1, "one visit, one line: $pattern");
+}
+
+my $bad = 'WARNING:  idempotency keys in database "one" need attention: ';
+my $well = 'LOG:  item "%s" of idem_health\(\) in database "one" is well again';
+$offset = log_size($node);
+set($admin, 'idempotency.naptime' => '1 h');
+wait_until(sub { $admin->value('SHOW idempotency.naptime') eq '1h' }, 'the long naptime');
+visit_once(sub { $one->value(q{BEGIN; SELECT idem_once('said', ttl => '1 ms');
+	CREATE TABLE refers (scope text COLLATE "C", key text COLLATE "C", FOREIGN KEY (scope, key) REFERENCES idempotency_keys);
+	INSERT INTO refers VALUES ('', 'said'); COMMIT; SELECT pg_sleep(0.01)}) });
+says("${bad}the last sweep failed: .*refers");
+visit_once(sub { $one->value('DROP TABLE refers') });
+says(sprintf $well, 'sweep_failing');
+
+# A visit that fails tells of all the rest.
+$offset = log_size($node);
+visit_once(sub {
+	make_expired($one, 1, 'failing');
+	held_key('forgotten');
+	$one->value(q{CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no space' USING ERRCODE = '53100'; END $$;
+		CREATE TRIGGER fail AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION fail()}) });
+says("${bad}keys held until");
+says("${bad}the last sweep failed: no space");
+says('WARNING:  could not sweep expired idempotency keys in database "one"');
+visit_once(sub {
+	$one->value('DROP TRIGGER fail ON idempotency_keys; DROP FUNCTION fail()');
+	$one->value(q{SELECT idem_resolve('forgotten', 'failed')}) });
+says(sprintf $well, $_) foreach 'held_unknown', 'sweep_failing';
+is(log_count($node, $bad, $offset), 2, 'the first visit that succeeds does not tell of what was');
+set($admin, 'idempotency.naptime' => undef);
+wait_until(sub { $admin->value('SHOW idempotency.naptime') eq '1s' }, 'the short naptime');
+
 # A row that can't be deleted.
 $offset = log_size($node);
 make_expired($one, 1, 'referred');
@@ -262,6 +326,20 @@ $one->value('BEGIN; LOCK idempotency_keys');
 another_round($two) for 1 .. 2;
 $one->value('COMMIT');
 swept($one, 'a table that was locked');
+is(complaints($node, $offset), '', 'without a word');
+
+# Nor is an index waited for, by the sweep or by the look at health: that would
+# take until the launcher gives the sweeper up, after a minute.
+foreach my $index ('idempotency_keys_pkey', 'idempotency_keys_due_at_idx')
+{
+	make_expired($one, 5, $index);
+	$one->value("BEGIN; REINDEX INDEX $index");
+	my $begin = time();
+	another_round($two) for 1 .. 3;
+	cmp_ok(time() - $begin, '<', 45, "another database is swept during REINDEX INDEX $index");
+	$one->value('ROLLBACK');
+	swept($one, 'and that one after it');
+}
 is(complaints($node, $offset), '', 'without a word');
 
 #
