@@ -378,7 +378,7 @@ report_turn(const char *database, const char *name, const Finding *item)
 
 /*
  * Tells the log of the items that have turned since the last report in this
- * database, one line each.  Needs a transaction with an active snapshot; does
+ * database, one line each; of one that was turned off it says nothing.  Needs a transaction with an active snapshot; does
  * nothing while somebody has the table locked.
  */
 void
@@ -406,7 +406,7 @@ idem_health_report(void)
 
 	turned = idem_stats_turn(bad, well);
 	for (int i = 0; i < NITEMS; i++)
-		if (turned & (1U << i))
+		if ((turned & (1U << i)) && checked[i].level != LEVEL_OFF)
 			report_turn(get_database_name(MyDatabaseId), items[i].name, &checked[i]);
 }
 
