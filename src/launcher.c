@@ -27,8 +27,9 @@
  * can take.
  *
  * Its exit codes: 0 means gone for good, which it is when somebody asked for
- * that (SIGUSR2, from idem_stop_worker()) or when there is another launcher.
- * Any other end, by a signal or an error, is followed by a restart.
+ * that (SIGUSR2, from idem_stop_worker()), or has done so before it was
+ * restarted, or when there is another launcher.  Any other end, by a signal or
+ * an error, is followed by a restart.
  *
  *-------------------------------------------------------------------------
  */
@@ -124,6 +125,10 @@ become_the_launcher(void)
 
 	launcher_tag(&tag);
 	if (LockAcquire(&tag, ExclusiveLock, true, true) == LOCKACQUIRE_NOT_AVAIL)
+		proc_exit(0);
+
+	/* Who stops the worker says so, and then looks who has the lock. */
+	if (idem_worker_is_stopped())
 		proc_exit(0);
 }
 

@@ -506,6 +506,24 @@ set($admin, 'idempotency.worker' => 'on');
 #
 # By hand.
 #
+# Stopped while the postmaster is about to restart one, it stays so; the first
+# time another one was started meanwhile.
+sub end_launcher
+{
+	my $pid = processes('launcher', $admin);
+	$admin->value("SELECT pg_terminate_backend($pid)");
+	return wait_until(sub { processes('launcher', $admin) ne $pid }, 'the launcher to end');
+}
+
+foreach my $started ('t', 'f')
+{
+	end_launcher();
+	$one->value('SELECT idem_start_worker()') if $started eq 't';
+	is($one->value('SELECT idem_stop_worker()'), $started, 'stopped before the postmaster has restarted the launcher');
+	$admin->value('SELECT pg_sleep(6)');
+	is(processes('launcher', $admin), '', 'it is not restarted');
+	isnt($one->value('SELECT idem_start_worker()'), '', 'it is started by hand');
+}
 $launcher = processes('launcher', $admin);
 is($one->value('SELECT idem_start_worker()'), $launcher, 'there is one already');
 is($one->value('SELECT idem_stop_worker()'), 't', 'it is stopped');
