@@ -143,7 +143,8 @@ check_sweep_overdue(const Facts *f)
 		threshold += 24 * 3600;
 	waited = seconds(f->now - (f->expired.rows > 0 ? f->expired.oldest : f->sample.oldest));
 	if (f->counted)
-		waited = Min(waited, seconds(f->now - Max(f->stats.last_sweep.end, f->stats.reset_at)));
+		waited = Min(waited, seconds(f->now - Max(Max(f->stats.last_sweep.end, f->stats.last_batch),
+												  f->stats.reset_at)));
 	waited = rint(waited);
 	return judge(waited, threshold,
 				 psprintf("expired rows have waited for a sweep for %.0f s", waited));
@@ -376,7 +377,7 @@ report_turn(const char *database, const char *name, const Finding *item)
 
 /*
  * Tells the log of the items that have turned since the last report in this
- * database, one line each.  Needs a transaction with an active snapshot; does
+ * database, one line each; of one that was turned off it says nothing.  Needs a transaction with an active snapshot; does
  * nothing while somebody has the table locked.
  */
 void
@@ -404,7 +405,7 @@ idem_health_report(void)
 
 	turned = idem_stats_turn(bad, well);
 	for (int i = 0; i < NITEMS; i++)
-		if (turned & (1U << i))
+		if ((turned & (1U << i)) && checked[i].level != LEVEL_OFF)
 			report_turn(get_database_name(MyDatabaseId), items[i].name, &checked[i]);
 }
 

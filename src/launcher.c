@@ -14,6 +14,9 @@
  *	an error					later and later, an hour at most
  *	locked or gone				soon; a look that costs next to nothing
  *
+ * Outside of idempotency.sweep_window the same sweeper looks at health only,
+ * once a naptime; what is due stays due until the window opens.
+ *
  * The list is read anew every naptime, and whenever there is notice.  Nothing
  * of it survives the process, and nothing needs to: who restarts begins with a
  * visit to each database.
@@ -24,8 +27,9 @@
  * can take.
  *
  * Its exit codes: 0 means gone for good, which it is when somebody asked for
- * that (SIGUSR2, from idem_stop_worker()) or when there is another launcher.
- * Any other end, by a signal or an error, is followed by a restart.
+ * that (SIGUSR2, from idem_stop_worker()), or has done so before it was
+ * restarted, or when there is another launcher.  Any other end, by a signal or
+ * an error, is followed by a restart.
  *
  *-------------------------------------------------------------------------
  */
@@ -121,6 +125,10 @@ become_the_launcher(void)
 
 	launcher_tag(&tag);
 	if (LockAcquire(&tag, ExclusiveLock, true, true) == LOCKACQUIRE_NOT_AVAIL)
+		proc_exit(0);
+
+	/* Who stops the worker says so, and then looks who has the lock. */
+	if (idem_worker_is_stopped())
 		proc_exit(0);
 }
 
@@ -221,6 +229,8 @@ take_result(IdemDatabase *database, const IdemVisit *visit, TimestampTz begin, T
 	bool		moved = visit->deleted > 0 || visit->sweep.position != database->sweep.position;
 
 	database->has_extension = visit->has_extension;
+	if (visit->only_health && visit->has_extension)
+		return;
 	database->failures = 0;
 	if (visit->sweep.failed > 0)
 		note_failure(database, "delete all expired idempotency keys", visit->sweep.error,
@@ -228,7 +238,7 @@ take_result(IdemDatabase *database, const IdemVisit *visit, TimestampTz begin, T
 	else if (!visit->sweep.more && !visit->sweep.locked_out)
 		note_success(database);
 
-	if (!visit->has_extension)
+	if (!visit->has_extension && !visit->sweep.locked_out)
 	{
 		forget_sweep(database);
 		database->due = later(end, until_next_look(database->oid));
@@ -257,7 +267,7 @@ take_failure(IdemDatabase *database, const IdemVisit *visit, TimestampTz end)
 }
 
 static void
-call_on(IdemDatabase *database)
+call_on(IdemDatabase *database, bool only_health)
 {
 	TimestampTz begin = GetCurrentTimestamp();
 	TimestampTz end;
@@ -267,17 +277,21 @@ call_on(IdemDatabase *database)
 	visit.database = database->oid;
 	visit.sweep = database->sweep;
 	visit.estimate = database->estimate;
-	visit.health = begin >= database->health_due;
+	visit.has_extension = database->has_extension;
+	visit.only_health = only_health;
+	visit.health = only_health || begin >= database->health_due;
 	how = idem_visit(&visit);
 	end = GetCurrentTimestamp();
 
 	if (how != IDEM_VISIT_NO_SLOT && how != IDEM_VISIT_NOT_NOW)
+	{
 		note_start();
+		if (visit.health)
+			database->health_due = later(end, naptime());
+	}
 	switch (how)
 	{
 		case IDEM_VISIT_DONE:
-			if (visit.health)
-				database->health_due = later(end, naptime());
 			take_result(database, &visit, begin, end);
 			break;
 		case IDEM_VISIT_FAILED:
@@ -288,7 +302,7 @@ call_on(IdemDatabase *database)
 			database->due = later(end, naptime());
 			break;
 		case IDEM_VISIT_NOT_NOW:
-			database->due = later(end, SECOND);
+			database->due = database->health_due = later(end, SECOND);
 			break;
 		case IDEM_VISIT_NO_SLOT:
 			note_refusal(end);
@@ -322,15 +336,22 @@ read_databases(TimestampTz now)
 		}
 }
 
+/* Outside of the window, where there is health to look at, that is all. */
+static TimestampTz
+due_time(const IdemDatabase *database, bool only_health)
+{
+	return only_health && database->has_extension ? database->health_due : database->due;
+}
+
 static IdemDatabase *
-due_first(void)
+due_first(bool only_health)
 {
 	IdemDatabase *all;
 	int			n = idem_databases(&all);
 	IdemDatabase *first = NULL;
 
 	for (int i = 0; i < n; i++)
-		if (first == NULL || all[i].due < first->due)
+		if (first == NULL || due_time(&all[i], only_health) < due_time(first, only_health))
 			first = &all[i];
 	return first;
 }
@@ -345,33 +366,41 @@ reload(TimestampTz now)
 	ProcessConfigFile(PGC_SIGHUP);
 	next_reading = now;
 	for (int i = 0; i < n; i++)
+	{
+		all[i].health_due = Min(all[i].health_due, later(now, naptime()));
 		if (all[i].has_extension && all[i].failures == 0)
 			all[i].due = Min(all[i].due, later(now, naptime()));
+	}
+}
+
+/* When the window may open, by any time zone and calendar: with a minute. */
+static TimestampTz
+next_minute(TimestampTz now)
+{
+	return now + USECS_PER_MINUTE - ((now % USECS_PER_MINUTE) + USECS_PER_MINUTE) % USECS_PER_MINUTE;
 }
 
 /* Does what there is to do, and returns when there will be more. */
 static TimestampTz
 turn(TimestampTz now)
 {
+	bool		only_health = !idem_window_is_open(now);
 	IdemDatabase *database;
+	TimestampTz due;
+	TimestampTz next;
 
 	if (!idem_worker)
 		return later(now, LONGEST_SLEEP);
-
-	/* A window opens, by any time zone and calendar, with a minute. */
-	if (!idem_window_is_open(now))
-		return now + USECS_PER_MINUTE - ((now % USECS_PER_MINUTE) + USECS_PER_MINUTE) % USECS_PER_MINUTE;
-
 	if (now >= next_reading)
 		read_databases(now);
-	database = due_first();
+	next = only_health ? Min(next_reading, next_minute(now)) : next_reading;
+	database = due_first(only_health);
 	if (database == NULL)
-		return next_reading;
-	if (now < refused_until)
-		return Min(next_reading, refused_until);
-	if (now < database->due)
-		return Min(next_reading, database->due);
-	call_on(database);
+		return next;
+	due = Max(due_time(database, only_health), refused_until);
+	if (now < due)
+		return Min(next, due);
+	call_on(database, only_health);
 	return now;
 }
 

@@ -13,8 +13,12 @@
  * What a subtransaction counts is taken back if it rolls back (levels.c).
  * Outside of one, counting neither allocates nor locks anything.
  *
+ * A sweep with transactions of its own counts its rows, and the time that they
+ * took, with each of its batches, and itself as a run at its end: what it has
+ * deleted is counted whatever becomes of it.
+ *
  * The lock guards which entry is whose, and all that is about sweeps, which is
- * written once a run; the counters are atomic and need none.  An entry stays
+ * written once a batch; the counters are atomic and need none.  An entry stays
  * where it is as long as its database exists, so that a session has to look
  * for it but once.  When there is no room, the entries of databases that are
  * gone are given away; the databases that still have none share one.
@@ -52,6 +56,7 @@ typedef struct Entry
 	uint32		bad_items;		/* of idem_health(), as last reported */
 	TimestampTz reset_at;
 	int64		sweeping;
+	TimestampTz last_batch;
 	IdemSweepRun last_sweep;
 	char		last_error[IDEM_ERROR_SIZE];
 	pg_atomic_uint64 counts[IDEM_NCOUNTERS];
@@ -118,10 +123,14 @@ typedef struct Pending
 	bool		swept;
 	IdemSweepRun sweep;			/* the last one */
 	int64		sweeping;		/* in all of them */
+	TimestampTz batch_end;		/* of a run's batch; 0: none */
 } Pending;
 
 static Pending pending;
 static IdemLevels levels = {&pending, sizeof(pending)};
+
+/* Up to when the time that this session's run takes is counted. */
+static TimestampTz run_counted = 0;
 
 /* All but whose it is, and what was reported. */
 static void
@@ -129,6 +138,7 @@ begin_counts(Entry *entry)
 {
 	entry->reset_at = GetCurrentTimestamp();
 	entry->sweeping = 0;
+	entry->last_batch = 0;
 	memset(&entry->last_sweep, 0, sizeof(entry->last_sweep));
 	entry->last_error[0] = '\0';
 	for (int i = 0; i < IDEM_NCOUNTERS; i++)
@@ -331,10 +341,39 @@ note_run(Entry *entry, const IdemSweepRun *run, int64 sweeping)
 	LWLockRelease(&shared->lock);
 }
 
+/* A sweep with transactions of its own begins.  Needs no transaction. */
+void
+idem_stats_sweep_begin(TimestampTz start)
+{
+	run_counted = start;
+}
+
+/* One of its batches, counted at commit: only rows that are gone are progress. */
+void
+idem_count_batch(int64 rows)
+{
+	Pending    *p;
+
+	if (shared == NULL || rows == 0)
+		return;
+	p = begin_counting();
+	p->counts[IDEM_COUNT_SWEPT_ROWS] += rows;
+	p->batch_end = GetCurrentTimestamp();
+}
+
+static void
+note_batch(TimestampTz end)
+{
+	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+	own_entry->sweeping += end - run_counted;
+	own_entry->last_batch = Max(own_entry->last_batch, end);
+	LWLockRelease(&shared->lock);
+	run_counted = end;
+}
+
 /*
- * A sweep with transactions of its own, now at its end.  failed: rows that
- * could not be deleted; error: the last message, or NULL.  Needs no
- * transaction.
+ * Its end.  rows: deleted, and counted already; failed: rows that could not be
+ * deleted; error: the last message, or NULL.  Needs no transaction.
  */
 void
 idem_stats_sweep_run(int64 rows, int64 failed, const char *error,
@@ -346,10 +385,9 @@ idem_stats_sweep_run(int64 rows, int64 failed, const char *error,
 		return;
 	find_own_entry();
 	describe_run(&run, rows, failed, error, start, end);
-	pg_atomic_fetch_add_u64(&own_entry->counts[IDEM_COUNT_SWEPT_ROWS], rows);
 	pg_atomic_fetch_add_u64(&own_entry->counts[IDEM_COUNT_SWEEP_RUNS], 1);
 	pg_atomic_fetch_add_u64(&own_entry->counts[IDEM_COUNT_SWEEP_ERRORS], run_errors(&run));
-	note_run(own_entry, &run, end - start);
+	note_run(own_entry, &run, end - run_counted);
 }
 
 static void
@@ -360,6 +398,8 @@ flush(void)
 			pg_atomic_fetch_add_u64(&own_entry->counts[i], pending.counts[i]);
 	if (pending.swept)
 		note_run(own_entry, &pending.sweep, pending.sweeping);
+	if (pending.batch_end != 0)
+		note_batch(pending.batch_end);
 }
 
 static void
@@ -409,6 +449,7 @@ idem_stats_read(IdemStats *stats)
 	stats->last_sweep = own_entry->last_sweep;
 	strlcpy(stats->last_error, own_entry->last_error, sizeof(stats->last_error));
 	stats->sweeping = own_entry->sweeping;
+	stats->last_batch = own_entry->last_batch;
 	stats->reset_at = own_entry->reset_at;
 	LWLockRelease(&shared->lock);
 	for (int i = 0; i < IDEM_NCOUNTERS; i++)

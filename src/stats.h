@@ -50,6 +50,7 @@ typedef struct IdemStats
 	IdemSweepRun last_sweep;	/* end is 0 if there was none */
 	char		last_error[IDEM_ERROR_SIZE];	/* of any sweep */
 	int64		sweeping;		/* microseconds, in all runs */
+	TimestampTz last_batch;		/* of a run that may not have ended; 0: none */
 	TimestampTz reset_at;
 } IdemStats;
 
@@ -59,6 +60,8 @@ extern void idem_count(IdemCounter counter);
 extern void idem_count_lost(void);
 extern void idem_count_sweep(int64 rows, int64 failed, const char *error,
 							 TimestampTz start, TimestampTz end);
+extern void idem_stats_sweep_begin(TimestampTz start);
+extern void idem_count_batch(int64 rows);
 extern void idem_stats_sweep_run(int64 rows, int64 failed, const char *error,
 								 TimestampTz start, TimestampTz end);
 extern bool idem_stats_read(IdemStats *stats);

@@ -93,15 +93,27 @@ idem_sweep(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(sweep.deleted);
 }
 
-/* One batch in a transaction of its own; the next one begins at once. */
+static void
+next_transaction(void)
+{
+	SPI_commit();
+	SPI_start_transaction();
+}
+
+/*
+ * One batch in a transaction of its own; the next one begins at once.  What the
+ * sweep says stays true if the transaction fails.
+ */
 static void
 sweep_and_commit(IdemSweep *sweep, int batch_size)
 {
+	IdemSweep	further = *sweep;
+
 	PushActiveSnapshot(GetTransactionSnapshot());
-	idem_sweep_batch(sweep, batch_size);
+	idem_count_batch(idem_sweep_batch(&further, batch_size));
 	PopActiveSnapshot();
-	SPI_commit();
-	SPI_start_transaction();
+	next_transaction();
+	*sweep = further;
 }
 
 /*
@@ -134,8 +146,7 @@ rest(int64 pause)
 		ResetLatch(MyLatch);
 		CHECK_FOR_INTERRUPTS();
 	}
-	SPI_commit();
-	SPI_start_transaction();
+	next_transaction();
 }
 
 /* In pg_stat_activity at each batch, to the client every few seconds. */
@@ -173,9 +184,12 @@ require_own_transactions(FunctionCallInfo fcinfo)
 static void
 sweep_in_batches(IdemSweep *sweep, int batch_size, int max_batches, int64 pause)
 {
-	int64		estimate = idem_sweep_estimate(IDEM_ESTIMATE_UP_TO);
 	instr_time	last_notice;
+	int64		estimate;
 
+	PushActiveSnapshot(GetTransactionSnapshot());
+	estimate = idem_sweep_estimate(IDEM_ESTIMATE_UP_TO);
+	PopActiveSnapshot();
 	INSTR_TIME_SET_CURRENT(last_notice);
 	for (int batch = 1;; batch++)
 	{
@@ -200,6 +214,7 @@ sweep_and_count(IdemSweep *sweep, int batch_size, int max_batches, int64 pause)
 	TimestampTz start = GetCurrentTimestamp();
 
 	idem_stats_prepare();
+	idem_stats_sweep_begin(start);
 	PG_TRY();
 	{
 		sweep_in_batches(sweep, batch_size, max_batches, pause);
@@ -244,6 +259,12 @@ idem_sweep_all(PG_FUNCTION_ARGS)
 	sweep.own_transaction = true;
 
 	SPI_connect_ext(SPI_OPT_NONATOMIC);
+
+	/*
+	 * Where nobody may commit, as in a loop over a cursor that writes, the caller
+	 * hears of it here: that is no run, and no error of one.
+	 */
+	next_transaction();
 	sweep_and_count(&sweep, batch_size, max_batches, pause);
 	SPI_finish();
 	report_errors(&sweep);

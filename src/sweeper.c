@@ -54,6 +54,7 @@
 
 #define VISIT_LASTS 1000		/* milliseconds, at most */
 #define GIVEN_UP_AFTER 60000	/* the same, for one that does not come to an end */
+#define LONGEST_WAIT "5ms"		/* for a lock, of which a sweeper should wait for none */
 
 typedef enum Progress
 {
@@ -248,7 +249,10 @@ typedef enum Presence
 	PRESENT
 } Presence;
 
-/* Finds the extension, and keeps it as it is until the transaction's end. */
+/*
+ * Finds the extension, if the database is to be visited, and keeps it as it is
+ * until the transaction's end.
+ */
 static Presence
 lock_extension(void)
 {
@@ -256,7 +260,7 @@ lock_extension(void)
 	Oid			again;
 	Oid			schema;
 
-	if (!idem_find_extension(&extension, &schema))
+	if (!idem_database_is_open(MyDatabaseId) || !idem_find_extension(&extension, &schema))
 		return ABSENT;
 	if (!idem_try_lock_object(MyDatabaseId, ExtensionRelationId, extension, AccessShareLock))
 		return BUSY;
@@ -292,15 +296,18 @@ static bool
 sweep_batch(IdemVisit *visit)
 {
 	IdemSweep	sweep = visit->sweep;
-	Presence	presence = ABSENT;
+	Presence	presence;
 
 	begin_transaction();
-	if (idem_database_is_open(MyDatabaseId))
-		presence = lock_extension();
+	presence = lock_extension();
 	visit->has_extension = presence != ABSENT;
 	sweep.more = false;
+	sweep.locked_out = presence == BUSY;
 	if (presence == PRESENT)
-		idem_sweep_batch(&sweep, idem_sweep_batch_size);
+	{
+		idem_stats_prepare();
+		idem_count_batch(idem_sweep_batch(&sweep, idem_sweep_batch_size));
+	}
 	commit_transaction();
 
 	visit->deleted += sweep.deleted - visit->sweep.deleted;
@@ -376,25 +383,33 @@ sweep(IdemVisit *visit)
 
 /* Tells the log what has turned bad or well in the database. */
 static void
-look_at_health(void)
+look_at_health(IdemVisit *visit)
 {
+	Presence	presence;
+
 	begin_transaction();
-	if (lock_extension() == PRESENT)
+	presence = lock_extension();
+	visit->has_extension = presence != ABSENT;
+	if (presence == PRESENT)
 		idem_health_report();
 	commit_transaction();
 }
 
-/* An error that has ended the sweep is the launcher's to report. */
-static void
-sweep_carefully(IdemVisit *visit)
+/*
+ * Does a part of the visit; an error ends that part only, and leaves its
+ * message and no transaction.  Returns false where it ends for want of a lock,
+ * which is no error: somebody has locked more than the table.
+ */
+static bool
+carefully(void (*part) (IdemVisit *visit), IdemVisit *visit, char *message)
 {
 	MemoryContext context = CurrentMemoryContext;
+	volatile bool locked_out = false;
 
+	message[0] = '\0';
 	PG_TRY();
 	{
-		sweep(visit);
-		if (visit->has_extension && visit->health)
-			look_at_health();
+		part(visit);
 	}
 	PG_CATCH();
 	{
@@ -405,48 +420,71 @@ sweep_carefully(IdemVisit *visit)
 		error = CopyErrorData();
 		FlushErrorState();
 		AbortCurrentTransaction();
-		strlcpy(visit->error, error->message, sizeof(visit->error));
+		locked_out = error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE;
+		if (!locked_out)
+			strlcpy(message, error->message, sizeof(visit->error));
 		RESUME_INTERRUPTS();
 	}
 	PG_END_TRY();
+	return !locked_out;
 }
 
-/* The one place where a visit's end is known, and everything about it. */
+/* A visit is a run, unless nobody let it begin. */
 static void
-report(IdemVisit *visit, int64 failed_before, TimestampTz begin)
+count_run(const IdemVisit *visit, int64 failed_before, TimestampTz begin)
 {
-	TimestampTz end = GetCurrentTimestamp();
 	const char *error = visit->error[0] != '\0' ? visit->error :
 		visit->sweep.failed > failed_before ? visit->sweep.error : NULL;
 
-	if (visit->has_extension && !visit->sweep.locked_out)
+	if (visit->has_extension && (!visit->sweep.locked_out || visit->deleted > 0))
 		idem_stats_sweep_run(visit->deleted, visit->sweep.failed - failed_before,
-							 error, begin, end);
-	desk->visit = *visit;
-	tell(visit->error[0] == '\0' ? FINISHED : FAILED);
+							 error, begin, GetCurrentTimestamp());
 }
 
-/* The process.  It is never restarted, so its exit code means nothing. */
+static void
+sweep_and_count(IdemVisit *visit)
+{
+	TimestampTz begin = GetCurrentTimestamp();
+	int64		failed_before = visit->sweep.failed;
+
+	idem_stats_sweep_begin(begin);
+	if (!carefully(sweep, visit, visit->error))
+	{
+		visit->sweep.more = false;
+		visit->sweep.locked_out = true;
+	}
+	count_run(visit, failed_before, begin);
+}
+
+/*
+ * The process.  It is never restarted, so its exit code means nothing.
+ *
+ * Health is looked at last, since the run is a part of it, and whatever the
+ * run's end: an error of the sweep is the launcher's to report, and one of the
+ * look is that of idem_health(), where it is to be seen.
+ */
 void
 idem_sweeper_main(Datum arg)
 {
 	IdemVisit	visit;
-	TimestampTz begin = GetCurrentTimestamp();
-	int64		failed_before;
+	char		unheard[sizeof(visit.error)];
 
 	idem_worker_begin();
 	join_launcher();
 	visit = desk->visit;
-	visit.deleted = 0;
-	failed_before = visit.sweep.failed;
 
 	/* That connections are forbidden is no error here: we see, and go. */
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg), InvalidOid,
 											  BGWORKER_BYPASS_ALLOWCONN);
+	SetConfigOption("lock_timeout", LONGEST_WAIT, PGC_SUSET, PGC_S_OVERRIDE);
 	tell(CONNECTED);
 	pgstat_report_activity(STATE_RUNNING, "idempotency sweeper");
 
-	sweep_carefully(&visit);
-	report(&visit, failed_before, begin);
+	if (!visit.only_health)
+		sweep_and_count(&visit);
+	if (visit.health && !carefully(look_at_health, &visit, unheard) && visit.only_health)
+		visit.sweep.locked_out = true;
+	desk->visit = visit;
+	tell(visit.error[0] == '\0' ? FINISHED : FAILED);
 	proc_exit(0);
 }

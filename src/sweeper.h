@@ -27,9 +27,10 @@ typedef struct IdemVisit
 	Oid			database;
 	IdemSweep	sweep;			/* given, and taken further */
 	int64		estimate;		/* the same; 0: not known */
-	bool		has_extension;
+	bool		has_extension;	/* as far as is known */
 	int			pause;			/* the database's idempotency.sweep_pause */
 	bool		health;			/* to be looked at too */
+	bool		only_health;	/* and nothing swept */
 	int64		deleted;		/* by this visit */
 	char		error[256];		/* that has ended it, or empty */
 } IdemVisit;

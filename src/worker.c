@@ -13,6 +13,7 @@
 #include "postgres.h"
 
 #include "miscadmin.h"
+#include "port/atomics.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/lock.h"
@@ -24,10 +25,17 @@
 #include "compat.h"
 #include "idempotency.h"
 #include "notice.h"
+#include "shared.h"
 #include "worker.h"
 
 static emit_log_hook_type next_log_hook = NULL;
 static bool terminated = false;
+
+/*
+ * Has somebody stopped the worker?  In shared memory, for a launcher that the
+ * postmaster is about to restart.  Without preload that one is not known of.
+ */
+static pg_atomic_uint32 *stopped = NULL;
 
 /* All but when it starts, when it is restarted, and who hears of it. */
 void
@@ -123,6 +131,26 @@ idem_try_lock_object(Oid database, Oid class, Oid object, LOCKMODE mode)
 	return true;
 }
 
+/* With a full barrier: whoever looks for a launcher afterwards misses none. */
+void
+idem_worker_set_stopped(bool value)
+{
+	if (stopped != NULL)
+		(void) pg_atomic_exchange_u32(stopped, value);
+}
+
+bool
+idem_worker_is_stopped(void)
+{
+	return stopped != NULL && pg_atomic_read_u32(stopped) != 0;
+}
+
+static void
+set_up(void *part)
+{
+	pg_atomic_init_u32(part, false);
+}
+
 /*
  * To be called when the library is loaded.  pg_upgrade's servers have no
  * worker: nothing may change there but what it changes itself.
@@ -135,6 +163,7 @@ idem_worker_init(void)
 	if (!process_shared_preload_libraries_in_progress)
 		return;
 	idem_notice_init();
+	idem_shared_add("idempotency worker", sizeof(*stopped), set_up, (void **) &stopped);
 	if (IsBinaryUpgrade)
 		return;
 	idem_launcher_describe(&launcher);

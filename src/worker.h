@@ -17,6 +17,8 @@
 extern void idem_worker_describe(BackgroundWorker *worker, const char *type, const char *function);
 extern void idem_worker_begin(void);
 extern bool idem_worker_was_terminated(void);
+extern void idem_worker_set_stopped(bool value);
+extern bool idem_worker_is_stopped(void);
 extern bool idem_try_lock_object(Oid database, Oid class, Oid object, LOCKMODE mode);
 extern void idem_worker_init(void);
 

@@ -75,9 +75,11 @@ PG_FUNCTION_INFO_V1(idem_start_worker);
 Datum
 idem_start_worker(PG_FUNCTION_ARGS)
 {
-	int			launcher = idem_launcher_pid();
+	int			launcher;
 	BackgroundWorkerHandle *handle;
 
+	idem_worker_set_stopped(false);
+	launcher = idem_launcher_pid();
 	if (launcher != 0)
 		PG_RETURN_INT32(launcher);
 	require_workers();
@@ -110,14 +112,19 @@ idem_start_worker(PG_FUNCTION_ARGS)
  * idem_stop_worker() -> boolean
  *
  * Stops the background worker until idem_start_worker() or the server's next
- * restart, and waits for its end; false if none runs.
+ * restart, and waits for its end; false if none runs.  One that has just ended
+ * by other means, and would be restarted, stays away as well.
  */
 PG_FUNCTION_INFO_V1(idem_stop_worker);
 Datum
 idem_stop_worker(PG_FUNCTION_ARGS)
 {
-	int			launcher = idem_launcher_pid();
+	int			launcher;
 
+	/* A standby's promotion starts the worker, and nothing else can. */
+	if (!RecoveryInProgress())
+		idem_worker_set_stopped(true);
+	launcher = idem_launcher_pid();
 	if (launcher == 0)
 		PG_RETURN_BOOL(false);
 	if (kill(launcher, SIGUSR2) != 0 && errno != ESRCH)

@@ -195,14 +195,31 @@ sub clock { return $admin->value("SELECT to_char(now() AT TIME ZONE 'Pacific/Auc
 set($admin, timezone => 'Pacific/Auckland', 'idempotency.sweep_window' => clock(-360) . '-' . clock(-120));
 $admin->value('SELECT pg_sleep(0.5)');
 no_sweeper_for({}, 'nothing is swept outside the window');
-is($one->value('SELECT idem_sweep()'), '3', 'but by hand');
+
+# But health is looked at.
+sub held_key
+{
+	my ($key) = @_;
+	$one->value("SELECT idem_claim('$key', lease => '1 ms', takeover => false)");
+	return wait_until(sub { $one->value("SELECT status FROM idem_get('$key')") eq 'unknown' }, 'the key to be held');
+}
+
+my $runs = $one->value('SELECT sweep_runs FROM idempotency_stats');
+held_key('watched');
+wait_until(sub { log_count($node, 'WARNING:  idempotency keys in database "one" need attention: keys held until') == 1 },
+	'the warning of a held key');
+$one->value(q{SELECT idem_resolve('watched', 'failed')});
+wait_until(sub { log_count($node, 'LOG:  item "held_unknown" of idem_health\(\) in database "one" is well again') == 1 },
+	'the line that tells that it is well');
+is($one->value('SELECT sweep_runs FROM idempotency_stats'), $runs, 'what is bad is in the log, and nothing was swept for it');
+is($one->value('SELECT idem_sweep()'), '3', 'nor before it is by hand');
 make_expired($one, 3, 'window');
 set($admin, 'idempotency.sweep_window' => clock(-120) . '-' . clock(120));
 swept($one, 'inside the window');
 set($admin, timezone => undef, 'idempotency.sweep_window' => undef);
 is_sqlstate($admin, q{ALTER SYSTEM SET idempotency.sweep_window = '01:00-01:00'}, '22023', 'a window that never opens');
 is_sqlstate($admin, q{SET idempotency.naptime = '1 h'}, '55P02', 'the worker is the server\'s, not the session\'s');
-is(complaints($node) =~ s/^.*(?:sweep_window|naptime|ends when it begins).*\n?//mgr, '', 'nothing else in the log');
+is(complaints($node) =~ s/^.*(?:sweep_window|naptime|ends when it begins|keys held until).*\n?//mgr, '', 'nothing else in the log');
 
 #
 # What a database or a role has set.
@@ -242,6 +259,53 @@ wait_until(sub { log_count($node, 'LOG:  expired idempotency keys in database "o
 	'the line that tells that it is well');
 pass('which the log tells');
 
+# What is bad is said by the visit that finds it: with a naptime of an hour there
+# is no other.
+sub visit_once
+{
+	$one->value('SELECT idem_stop_worker()');
+	$_[0]->();
+	$one->value('SELECT idem_start_worker()');
+	return;
+}
+
+sub says
+{
+	my ($pattern) = @_;
+	wait_until(sub { log_count($node, $pattern, $offset) > 0 }, $pattern);
+	return is(log_count($node, $pattern, $offset), 1, "one visit, one line: $pattern");
+}
+
+my $bad = 'WARNING:  idempotency keys in database "one" need attention: ';
+my $well = 'LOG:  item "%s" of idem_health\(\) in database "one" is well again';
+$offset = log_size($node);
+set($admin, 'idempotency.naptime' => '1 h');
+wait_until(sub { $admin->value('SHOW idempotency.naptime') eq '1h' }, 'the long naptime');
+visit_once(sub { $one->value(q{BEGIN; SELECT idem_once('said', ttl => '1 ms');
+	CREATE TABLE refers (scope text COLLATE "C", key text COLLATE "C", FOREIGN KEY (scope, key) REFERENCES idempotency_keys);
+	INSERT INTO refers VALUES ('', 'said'); COMMIT; SELECT pg_sleep(0.01)}) });
+says("${bad}the last sweep failed: .*refers");
+visit_once(sub { $one->value('DROP TABLE refers') });
+says(sprintf $well, 'sweep_failing');
+
+# A visit that fails tells of all the rest.
+$offset = log_size($node);
+visit_once(sub {
+	make_expired($one, 1, 'failing');
+	held_key('forgotten');
+	$one->value(q{CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no space' USING ERRCODE = '53100'; END $$;
+		CREATE TRIGGER fail AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION fail()}) });
+says("${bad}keys held until");
+says("${bad}the last sweep failed: no space");
+says('WARNING:  could not sweep expired idempotency keys in database "one"');
+visit_once(sub {
+	$one->value('DROP TRIGGER fail ON idempotency_keys; DROP FUNCTION fail()');
+	$one->value(q{SELECT idem_resolve('forgotten', 'failed')}) });
+says(sprintf $well, $_) foreach 'held_unknown', 'sweep_failing';
+is(log_count($node, $bad, $offset), 2, 'the first visit that succeeds does not tell of what was');
+set($admin, 'idempotency.naptime' => undef);
+wait_until(sub { $admin->value('SHOW idempotency.naptime') eq '1s' }, 'the short naptime');
+
 # A row that can't be deleted.
 $offset = log_size($node);
 make_expired($one, 1, 'referred');
@@ -262,6 +326,22 @@ $one->value('BEGIN; LOCK idempotency_keys');
 another_round($two) for 1 .. 2;
 $one->value('COMMIT');
 swept($one, 'a table that was locked');
+is(complaints($node, $offset), '', 'without a word');
+
+# Nor is an index waited for, by the sweep or by the look at health: that would
+# take until the launcher gives the sweeper up, after a minute.
+$admin->value("ALTER DATABASE one SET lock_timeout = '1 h'");
+foreach my $index ('idempotency_keys_pkey', 'idempotency_keys_due_at_idx')
+{
+	make_expired($one, 5, $index);
+	$one->value("BEGIN; REINDEX INDEX $index");
+	my $begin = time();
+	another_round($two) for 1 .. 3;
+	cmp_ok(time() - $begin, '<', 45, "another database is swept during REINDEX INDEX $index");
+	$one->value('ROLLBACK');
+	swept($one, 'and that one after it');
+}
+$admin->value('ALTER DATABASE one RESET lock_timeout');
 is(complaints($node, $offset), '', 'without a word');
 
 #
@@ -404,6 +484,19 @@ make_expired($one, 3, 'terminated');
 swept($one, 'by the next launcher');
 is(complaints($node, $offset), '', 'without a word');
 
+# A sweeper that is terminated has counted what it has deleted.
+$one->value('SELECT idem_stats_reset()');
+set($admin, 'idempotency.sweep_pause' => '200 ms', 'idempotency.sweep_batch_size' => 5);
+make_expired($one, 500, 'counted');
+wait_until(
+	sub { $admin->value(q{SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+		WHERE backend_type = 'idempotency sweeper' AND datname = 'one' AND query ~ ': [1-9][0-9]* of about'}) eq '1' },
+	'a sweeper that has deleted something');
+set($admin, 'idempotency.sweep_pause' => undef, 'idempotency.sweep_batch_size' => undef);
+swept($one, 'what a terminated sweeper has left');
+wait_until(sub { processes('sweeper', $admin) eq '' }, 'the sweeper to be gone');
+is($one->value('SELECT swept_rows FROM idempotency_stats'), '500', 'each row is counted');
+
 # ProcSignalBarrier: the launcher answers it although it has nothing to do.
 set($admin, 'idempotency.worker' => 'off');
 $admin->value('SELECT pg_sleep(0.3)');
@@ -415,6 +508,24 @@ set($admin, 'idempotency.worker' => 'on');
 #
 # By hand.
 #
+# Stopped while the postmaster is about to restart one, it stays so; the first
+# time another one was started meanwhile.
+sub end_launcher
+{
+	my $pid = processes('launcher', $admin);
+	$admin->value("SELECT pg_terminate_backend($pid)");
+	return wait_until(sub { processes('launcher', $admin) ne $pid }, 'the launcher to end');
+}
+
+foreach my $started ('t', 'f')
+{
+	end_launcher();
+	$one->value('SELECT idem_start_worker()') if $started eq 't';
+	is($one->value('SELECT idem_stop_worker()'), $started, 'stopped before the postmaster has restarted the launcher');
+	$admin->value('SELECT pg_sleep(6)');
+	is(processes('launcher', $admin), '', 'it is not restarted');
+	isnt($one->value('SELECT idem_start_worker()'), '', 'it is started by hand');
+}
 $launcher = processes('launcher', $admin);
 is($one->value('SELECT idem_start_worker()'), $launcher, 'there is one already');
 is($one->value('SELECT idem_stop_worker()'), 't', 'it is stopped');

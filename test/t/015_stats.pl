@@ -187,6 +187,12 @@ wait_until(sub { level_of($admin, 'held_unknown') eq 'warning' }, 'the lease to 
 @lines = lines_of(sub { $admin->query('SELECT pg_temp.report()') });
 is(scalar @lines, 1, 'another item has a line of its own');
 like($lines[0], qr/keys held until idem_resolve\(\) settles them: 1/, 'that one');
+$admin->query('SET idempotency.health_held_unknown = -1');
+is(scalar lines_of(sub { $admin->query('SELECT pg_temp.report()') }), 0, 'one that is turned off is not called well');
+$admin->query('RESET idempotency.health_held_unknown');
+@lines = lines_of(sub { $admin->query('SELECT pg_temp.report()') });
+is(scalar @lines, 1, 'turned on again, it is said once more');
+like($lines[0], qr/WARNING:.*keys held until/, 'to be bad');
 $admin->query("SELECT idem_resolve('held', 'failed')");
 $admin->query('DROP TABLE refers');
 $admin->query('CALL idem_sweep_all()');

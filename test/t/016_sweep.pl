@@ -196,6 +196,39 @@ END $$});
 }
 
 #
+# What it deletes is counted with each batch, whatever becomes of the sweep
+#
+sub counted { return $admin->value("SELECT $_[0] FROM idempotency_stats"); }
+
+{
+	fill(50);
+	$admin->value('SELECT idem_stats_reset()');
+	$admin->value('SELECT pg_sleep(3)');
+	my $sweeper = session($node);
+	$sweeper->send(q{CALL idem_sweep_all(10, pause => '1 h')});
+	wait_for_pause($sweeper);
+	is(counted('swept_rows, sweep_runs, last_sweep_at'), '10|0|', 'a batch is counted while the sweep goes on');
+	is($admin->value(
+			q{SELECT value < extract(epoch FROM clock_timestamp() - stats_reset) - 2
+			  FROM idem_health(), idempotency_stats WHERE item = 'sweep_overdue'}),
+		't', 'and nobody is late while batches end');
+	my $pid = $sweeper->pid;
+	$admin->value("SELECT pg_terminate_backend($pid)");
+	wait_until(sub { $admin->value("SELECT count(*) FROM pg_stat_activity WHERE pid = $pid") eq '0' }, 'the sweep to end');
+	is(counted('swept_rows, sweep_runs') . '|' . rows(), '10|0|50', 'a sweep that is terminated has counted what it has deleted');
+	$admin->value('CALL idem_sweep_all(15)');
+	is(counted('swept_rows, sweep_runs, last_sweep_rows'), '50|1|40', 'and one that ends is a run, whose rows are counted once');
+
+	fill(50);
+	$admin->value('SELECT idem_stats_reset()');
+	$admin->value('CREATE TABLE looped AS SELECT 1 AS n');
+	like($admin->query(
+		q{DO $$ DECLARE i int; BEGIN FOR i IN UPDATE looped SET n = 2 RETURNING n LOOP CALL idem_sweep_all(10); END LOOP; END $$})->{error}{M},
+		qr/cannot perform transaction commands inside a cursor loop/, 'a loop that lets nobody commit');
+	is(counted('swept_rows, sweep_runs, sweep_errors'), '0|0|0', 'is no run, and no error of one');
+}
+
+#
 # Cut short
 #
 {
