@@ -377,8 +377,9 @@ report_turn(const char *database, const char *name, const Finding *item)
 
 /*
  * Tells the log of the items that have turned since the last report in this
- * database, one line each; of one that was turned off it says nothing.  Needs a transaction with an active snapshot; does
- * nothing while somebody has the table locked.
+ * database, one line each; of one that was turned off it says nothing.  Needs
+ * a transaction with an active snapshot; does nothing while somebody has the
+ * table locked.
  */
 void
 idem_health_report(void)

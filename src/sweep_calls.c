@@ -59,7 +59,9 @@ report_errors(const IdemSweep *sweep)
 				 errhint("Look for foreign keys and triggers on table \"%s\".", IDEM_TABLE)));
 	if (sweep->locked_out)
 		ereport(WARNING,
-				(errmsg("skipped sweeping table \"%s\" because it is locked", IDEM_TABLE)));
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("skipped sweeping table \"%s\" because it is locked", IDEM_TABLE),
+				 errhint("The next sweep will see to it.")));
 }
 
 /* What went wrong, though no error was raised. */
