@@ -424,8 +424,19 @@ $queued = session($node);
 my ($postmaster) = slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/;
 my $database_lock = q{FROM pg_locks WHERE classid = 'pg_database'::regclass
 	AND objid = (SELECT oid FROM pg_database WHERE datname = 'queued')};
-kill 'STOP', $postmaster;
-wait_until(sub { $admin->value("SELECT count(*) $database_lock AND mode = 'RowExclusiveLock'") eq '1' },
+# One that is stopped during a visit does not tell the launcher of its end.
+wait_until(
+	sub {
+		kill 'STOP', $postmaster;
+		my $until = time() + 3;
+		while (time() < $until)
+		{
+			return 1 if $admin->value("SELECT count(*) $database_lock AND mode = 'RowExclusiveLock'") eq '1';
+		}
+		kill 'CONT', $postmaster;
+		$admin->value('SELECT pg_sleep(0.5)');
+		return 0;
+	},
 	'the launcher to lock the database');
 $queued->send('DROP DATABASE queued');
 wait_until(sub { $admin->value("SELECT count(*) $database_lock AND NOT granted") eq '1' }, 'the DROP to wait for it');
