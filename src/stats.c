@@ -413,7 +413,7 @@ at_transaction(XactEvent event, void *arg)
 				flush();
 			/* FALLTHROUGH */
 		case XACT_EVENT_ABORT:
-			if (pending.any)
+			if (pending.any || levels.saved != NULL)
 				idem_levels_end(&levels);
 			break;
 		default:

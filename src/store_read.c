@@ -12,9 +12,7 @@
  * the page on its way; a look without the key lock writes nothing whatever.
  *
  * A scan takes time, and the row may move meanwhile, behind it.  So a look that
- * comes to an end without the newest version goes on from the old one.  The
- * versions on this way are not removed meanwhile, because the statement that
- * looks has a snapshot.
+ * comes to an end without the newest version goes on from the old one.
  *
  * The key lock is held from the look to the write that follows it, by all who
  * make a version of a key's row.  What a look without it says was so during the
@@ -259,8 +257,18 @@ keep_version(IdemStore *store, IdemVersion *version, HeapTuple tuple, Buffer buf
 }
 
 /*
+ * Was the transaction still to end when the statement that looks began?  What it
+ * has replaced since, and whatever came after that, no vacuum removes.
+ */
+static bool
+is_recent(TransactionId xid)
+{
+	return ActiveSnapshotSet() && XidInMVCCSnapshot(xid, GetActiveSnapshot());
+}
+
+/*
  * Keeps in mind where the version's successor is, unless this is it at last: of
- * the current version's, or if there is none, of the one that died last.
+ * the current version's, or if there is none, of one that died during the look.
  */
 static void
 note_successor(IdemStore *store, HeapTuple tuple, VersionState state, TransactionId replacer)
@@ -272,10 +280,7 @@ note_successor(IdemStore *store, HeapTuple tuple, VersionState state, Transactio
 	if (!TransactionIdIsValid(replacer) ||
 		ItemPointerEquals(&tuple->t_data->t_ctid, &tuple->t_self))
 		return;
-	if (state == VERSION_DEAD &&
-		(store->current.exists ||
-		 (TransactionIdIsValid(store->next_xmin) &&
-		  TransactionIdPrecedes(replacer, store->next_xmin))))
+	if (state == VERSION_DEAD && (store->current.exists || !is_recent(replacer)))
 		return;
 	store->next = tuple->t_data->t_ctid;
 	store->next_xmin = replacer;
@@ -399,6 +404,18 @@ scan_versions(IdemStore *store)
 	index_rescan(store->scan, NULL, 2, NULL, 0);
 }
 
+/* May there be a newer version than those that were found? */
+static bool
+is_outdated(const IdemStore *store)
+{
+	if (!TransactionIdIsValid(store->next_xmin))
+		return false;
+	if (!store->current.exists)
+		return true;
+	return TransactionIdIsValid(store->current.busy) &&
+		(!store->pending.exists || store->pending.replaced);
+}
+
 /*
  * Goes on from what the scan has found to the versions it has not: a row that
  * moves to another place gets its new index entry a moment after the new
@@ -407,16 +424,20 @@ scan_versions(IdemStore *store)
 static void
 follow_updates(IdemStore *store)
 {
-	while (TransactionIdIsValid(store->next_xmin) && !store->pending.exists &&
-		   (!store->current.exists || TransactionIdIsValid(store->current.busy)))
+	while (is_outdated(store))
 	{
 		ItemPointerData tid = store->next;
 		TransactionId xmin = store->next_xmin;
-		Buffer		buffer = ReadBuffer(store->rel, ItemPointerGetBlockNumber(&tid));
 		HeapTupleData tuple;
+		Buffer		buffer;
 
 		CHECK_FOR_INTERRUPTS();
 		store->next_xmin = InvalidTransactionId;
+
+		/* With old_snapshot_threshold a vacuum may have been there after all. */
+		if (ItemPointerGetBlockNumber(&tid) >= RelationGetNumberOfBlocks(store->rel))
+			break;
+		buffer = ReadBuffer(store->rel, ItemPointerGetBlockNumber(&tid));
 		LockBuffer(buffer, BUFFER_LOCK_SHARE);
 		if (get_tuple(store->rel, buffer, &tid, &tuple) &&
 			TransactionIdEquals(HeapTupleHeaderGetRawXmin(tuple.t_data), xmin))

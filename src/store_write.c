@@ -21,6 +21,7 @@
 #include "access/heapam.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/catalog.h"
 #include "commands/sequence.h"
 #include "commands/trigger.h"
 #include "executor/executor.h"
@@ -309,6 +310,10 @@ idem_delete(IdemStore *store)
 
 	if (result != TM_Ok)
 		return result;
+
+	/* Else heap_delete() asks for it, and may wait for an index, in the page's lock. */
+	if (RelationIsLogicallyLogged(store->rel))
+		bms_free(RelationGetIndexAttrBitmap(store->rel, INDEX_ATTR_BITMAP_IDENTITY_KEY));
 
 	w = begin_write(store);
 	CheckCmdReplicaIdentity(store->rel, CMD_DELETE);

@@ -20,9 +20,9 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/stratnum.h"
-#include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/catalog.h"
 #include "commands/trigger.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
@@ -54,27 +54,42 @@ typedef struct DueScan
 
 #define SHORTEST_LOCK_TIMEOUT "1ms"
 
-/*
- * Locks what the deletion of long values will lock, now that it can be refused.
- * What is locked so far stays so until the transaction's end.
- */
-static bool
-lock_toast(Relation rel)
+/* What a deletion locks besides the table, and looks for its rows in. */
+static List *
+relations_to_lock(const DueScan *d, LOCKMODE lockmode)
 {
+	Relation	rel = d->store.rel;
 	Oid			toast = rel->rd_rel->reltoastrelid;
-	Relation	toast_rel;
-	ListCell   *lc;
-	bool		locked = true;
+	List	   *oids = list_make1_oid(d->store.table->due_index);
 
-	if (!OidIsValid(toast))
-		return true;
-	if (!ConditionalLockRelationOid(toast, RowExclusiveLock))
+	if (lockmode == AccessShareLock)
+		return oids;
+	if (RelationIsLogicallyLogged(rel)) /* for the replica identity */
+		oids = list_concat_unique_oid(oids, RelationGetIndexList(rel));
+	if (OidIsValid(toast))
+	{
+		Relation	toast_rel = RelationIdGetRelation(toast);
+
+		oids = lappend_oid(oids, toast);
+		oids = list_concat(oids, RelationGetIndexList(toast_rel));
+		RelationClose(toast_rel);
+	}
+	return oids;
+}
+
+/* All of them, or none. */
+static bool
+try_lock_relations(const List *oids, LOCKMODE lockmode)
+{
+	for (int i = 0; i < list_length(oids); i++)
+	{
+		if (ConditionalLockRelationOid(list_nth_oid(oids, i), lockmode))
+			continue;
+		while (--i >= 0)
+			UnlockRelationOid(list_nth_oid(oids, i), lockmode);
 		return false;
-	toast_rel = table_open(toast, NoLock);
-	foreach(lc, RelationGetIndexList(toast_rel))
-		locked = locked && ConditionalLockRelationOid(lfirst_oid(lc), RowExclusiveLock);
-	table_close(toast_rel, NoLock);
-	return locked;
+	}
+	return true;
 }
 
 /* False if something can't be had without waiting. */
@@ -92,8 +107,7 @@ begin_due_scan(DueScan *d, const IdemSweep *sweep, LOCKMODE lockmode)
 				 errmsg("table \"%s\" has no index that begins with column \"%s\"",
 						IDEM_TABLE, "due_at"),
 				 errhint("Create it: CREATE INDEX ON %s (due_at).", IDEM_TABLE)));
-	if (!ConditionalLockRelationOid(d->store.table->due_index, lockmode) ||
-		(lockmode == RowExclusiveLock && !lock_toast(d->store.rel)))
+	if (!try_lock_relations(relations_to_lock(d, lockmode), lockmode))
 	{
 		idem_close(&d->store);
 		return false;

@@ -301,6 +301,30 @@ $node->pgbench(
 		'005_vacuum@1' => q{VACUUM idempotency_keys} });
 
 #
+# A dead version that a vacuum could not reach, of a row whose later versions it
+# has removed together with the end of the table: the look doesn't go there.
+#
+$node->safe_psql('postgres', 'CREATE DATABASE stump');
+my ($w, $pin, $vacuum) = map { session($node, dbname => 'stump') } 1 .. 3;
+$w->value('CREATE EXTENSION idempotency');
+$token = $w->value(q{SELECT token FROM idem_claim('K', lease => '1 h')});
+$w->value(q{SELECT count(*) FROM idem_once_many(ARRAY(SELECT 'fill' || n FROM generate_series(1, 20000) n))});
+$w->value(qq{BEGIN;
+	SELECT idem_checkpoint('K', $token, 'x', (SELECT to_jsonb(string_agg(md5(n::text), '')) FROM generate_series(1, 50) n));
+	SELECT idem_forget('K')});
+$w->value(q{DELETE FROM idempotency_keys WHERE ctid >= '(100,0)'; COMMIT});
+$pin->value(q{BEGIN; DECLARE c CURSOR FOR SELECT key FROM idempotency_keys WHERE ctid = '(0,2)'});
+is($pin->value('FETCH c'), 'fill1', 'the first page is pinned');
+$vacuum->send('VACUUM idempotency_keys');
+wait_until(sub { $w->value('SELECT phase FROM pg_stat_progress_vacuum') eq 'truncating heap' }, 'the vacuum to come to the end');
+$pin->value('COMMIT');
+is($vacuum->result->{error}, undef, 'and to cut it off');
+is($w->value(q{SELECT pg_relation_size('idempotency_keys') / 8192}), '100', 'the table is shorter');
+is($w->value(q{SELECT count(*) FROM idem_get('K')}), '0', 'a look at what was there finds nothing');
+is($w->value(q{SELECT outcome, attempt FROM idem_claim('K')}), 'claimed|1', 'and a claim is the first one');
+$_->close foreach $w, $pin, $vacuum;
+
+#
 # Duplicates that come in while the owner works: none gets the key before the
 # lease ends, one does then.
 #

@@ -300,6 +300,26 @@ foreach my $round (1 .. 3)
 }
 
 #
+# With logical decoding a deletion needs the replica identity's index, of which a
+# new session knows nothing.  If somebody has it locked, the sweep goes without,
+# and keeps nobody from the page.
+#
+{
+	my $logical = new_node('logical', conf => "wal_level = logical\n");
+	my ($owner, $sweeper) = map { session($logical) } 1 .. 2;
+	$owner->value(q{SELECT idem_once('a', ttl => '1 ms')});
+	wait_until(sub { $owner->value('SELECT min(expires_at) < clock_timestamp() - interval $$20 ms$$ FROM idempotency_keys') eq 't' },
+		'the row to expire');
+	$owner->value('BEGIN; ALTER INDEX idempotency_keys_pkey SET TABLESPACE pg_default');
+	is($sweeper->value('SELECT idem_sweep()'), '0', 'logical: a sweep skips what it would have to wait for');
+	is($owner->value('SELECT count(*) FROM idempotency_keys'), '1', 'logical: and holds nobody up');
+	$owner->value('COMMIT');
+	is($sweeper->value('SELECT idem_sweep()'), '1', 'logical: the next one does it');
+	no_faults($logical);
+	$logical->stop;
+}
+
+#
 # A shutdown does not wait for a pause
 #
 {
