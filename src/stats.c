@@ -531,7 +531,7 @@ PG_FUNCTION_INFO_V1(idem_stats);
 Datum
 idem_stats(PG_FUNCTION_ARGS)
 {
-	IdemStats	stats;
+	IdemStats	stats = {0};
 	TupleDesc	desc;
 	Datum		values[NOUT];
 	bool		nulls[NOUT] = {0};
