@@ -57,12 +57,12 @@ idem_find_setting(const char *name)
 #define IDEM_HAS_SHMEM_REQUEST_HOOK
 #endif
 
-/* 15 has random numbers of a process's own.  From 0 to n - 1. */
+/* 15 has random numbers of a process's own.  Zero or more, below one. */
 #if PG_VERSION_NUM >= 150000
 #include "common/pg_prng.h"
-#define idem_random(n) ((uint32) pg_prng_uint64_range(&pg_global_prng_state, 0, (n) - 1))
+#define idem_random_fraction() pg_prng_double(&pg_global_prng_state)
 #else
-#define idem_random(n) ((uint32) (random() % (n)))
+#define idem_random_fraction() (random() / 2147483648.0)
 #endif
 
 /* 15 tells why a digest could not be computed. */

@@ -139,7 +139,7 @@ check_sweep_overdue(const Facts *f)
 	if (f->backlog == 0)
 		return judge(0, threshold, "nothing waits for a sweep");
 	/* Outside of the window nobody is late. */
-	if (threshold >= 0 && window_length() > 0)
+	if (threshold >= 0 && window_length() > 0 && window_length() < 24 * 3600)
 		threshold += 24 * 3600;
 	waited = seconds(f->now - (f->expired.rows > 0 ? f->expired.oldest : f->sample.oldest));
 	if (f->counted)
@@ -379,10 +379,11 @@ report_turn(const char *database, const char *name, const Finding *item)
  * Tells the log of the items that have turned since the last report in this
  * database, one line each; of one that was turned off it says nothing.  Needs
  * a transaction with an active snapshot; does nothing while somebody has the
- * table locked.
+ * table locked.  memory: what was bad at the last report, where the counters
+ * don't remember it.
  */
 void
-idem_health_report(void)
+idem_health_report(uint32 *memory)
 {
 	Facts		facts = {0};
 	Finding		checked[NITEMS];
@@ -404,7 +405,7 @@ idem_health_report(void)
 	}
 	table_close(facts.store.rel, AccessShareLock);
 
-	turned = idem_stats_turn(bad, well);
+	turned = idem_stats_turn(bad, well, memory);
 	for (int i = 0; i < NITEMS; i++)
 		if ((turned & (1U << i)) && checked[i].level != LEVEL_OFF)
 			report_turn(get_database_name(MyDatabaseId), items[i].name, &checked[i]);
@@ -415,6 +416,8 @@ PG_FUNCTION_INFO_V1(idem_health_report_now);
 Datum
 idem_health_report_now(PG_FUNCTION_ARGS)
 {
-	idem_health_report();
+	static uint32 memory = 0;
+
+	idem_health_report(&memory);
 	PG_RETURN_VOID();
 }

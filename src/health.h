@@ -8,6 +8,6 @@
 #ifndef IDEM_HEALTH_H
 #define IDEM_HEALTH_H
 
-extern void idem_health_report(void);
+extern void idem_health_report(uint32 *memory);
 
 #endif							/* IDEM_HEALTH_H */

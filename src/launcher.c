@@ -235,6 +235,8 @@ take_result(IdemDatabase *database, const IdemVisit *visit, TimestampTz begin, T
 	if (visit->sweep.failed > 0)
 		note_failure(database, "delete all expired idempotency keys", visit->sweep.error,
 					 "Look for foreign keys and triggers on table \"" IDEM_TABLE "\".");
+	else if (!visit->has_extension)
+		database->failing = false;
 	else if (!visit->sweep.more && !visit->sweep.locked_out)
 		note_success(database);
 
@@ -260,6 +262,7 @@ static void
 take_failure(IdemDatabase *database, const IdemVisit *visit, TimestampTz end)
 {
 	forget_sweep(database);
+	database->has_extension = visit->has_extension;
 	database->failures++;
 	database->due = later(end, backed_off(naptime(), database->failures, HOUR));
 	note_failure(database, "sweep expired idempotency keys", visit->error,
@@ -278,10 +281,12 @@ call_on(IdemDatabase *database, bool only_health)
 	visit.sweep = database->sweep;
 	visit.estimate = database->estimate;
 	visit.has_extension = database->has_extension;
+	visit.bad_items = database->bad_items;
 	visit.only_health = only_health;
 	visit.health = only_health || begin >= database->health_due;
 	how = idem_visit(&visit);
 	end = GetCurrentTimestamp();
+	database->bad_items = visit.bad_items;
 
 	if (how != IDEM_VISIT_NO_SLOT && how != IDEM_VISIT_NOT_NOW)
 	{
@@ -336,11 +341,18 @@ read_databases(TimestampTz now)
 		}
 }
 
-/* Outside of the window, where there is health to look at, that is all. */
+/*
+ * Outside of the window, where there is health to look at, that is all.  It is
+ * looked at as often where sweeps fail, and are tried less and less.
+ */
 static TimestampTz
 due_time(const IdemDatabase *database, bool only_health)
 {
-	return only_health && database->has_extension ? database->health_due : database->due;
+	if (!database->has_extension)
+		return database->due;
+	if (only_health)
+		return database->health_due;
+	return database->failures > 0 ? Min(database->due, database->health_due) : database->due;
 }
 
 static IdemDatabase *
@@ -400,7 +412,7 @@ turn(TimestampTz now)
 	due = Max(due_time(database, only_health), refused_until);
 	if (now < due)
 		return Min(next, due);
-	call_on(database, only_health);
+	call_on(database, only_health || now < database->due);
 	return now;
 }
 

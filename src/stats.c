@@ -305,16 +305,10 @@ describe_run(IdemSweepRun *run, int64 rows, int64 failed, const char *error,
 	copy_error(run->error, error != NULL ? error : "");
 }
 
-/* Rows that could not be deleted, or the one error that ended the run. */
-static int64
-run_errors(const IdemSweepRun *run)
-{
-	return Max(run->failed, run->error[0] != '\0');
-}
-
 /* A sweep that is part of the caller's transaction. */
 void
-idem_count_sweep(int64 rows, int64 failed, const char *error, TimestampTz start, TimestampTz end)
+idem_count_sweep(int64 rows, int64 failed, int64 errors, const char *error,
+				 TimestampTz start, TimestampTz end)
 {
 	Pending    *p;
 
@@ -326,7 +320,7 @@ idem_count_sweep(int64 rows, int64 failed, const char *error, TimestampTz start,
 	p->sweeping += end - start;
 	p->counts[IDEM_COUNT_SWEPT_ROWS] += rows;
 	p->counts[IDEM_COUNT_SWEEP_RUNS]++;
-	p->counts[IDEM_COUNT_SWEEP_ERRORS] += run_errors(&p->sweep);
+	p->counts[IDEM_COUNT_SWEEP_ERRORS] += errors;
 }
 
 static void
@@ -373,10 +367,12 @@ note_batch(TimestampTz end)
 
 /*
  * Its end.  rows: deleted, and counted already; failed: rows that could not be
- * deleted; error: the last message, or NULL.  Needs no transaction.
+ * deleted; errors: what is to be counted, less than that if another run has
+ * met with some of them; error: the last message, or NULL.  Needs no
+ * transaction.
  */
 void
-idem_stats_sweep_run(int64 rows, int64 failed, const char *error,
+idem_stats_sweep_run(int64 rows, int64 failed, int64 errors, const char *error,
 					 TimestampTz start, TimestampTz end)
 {
 	IdemSweepRun run;
@@ -386,7 +382,7 @@ idem_stats_sweep_run(int64 rows, int64 failed, const char *error,
 	find_own_entry();
 	describe_run(&run, rows, failed, error, start, end);
 	pg_atomic_fetch_add_u64(&own_entry->counts[IDEM_COUNT_SWEEP_RUNS], 1);
-	pg_atomic_fetch_add_u64(&own_entry->counts[IDEM_COUNT_SWEEP_ERRORS], run_errors(&run));
+	pg_atomic_fetch_add_u64(&own_entry->counts[IDEM_COUNT_SWEEP_ERRORS], errors);
 	note_run(own_entry, &run, end - run_counted);
 }
 
@@ -459,26 +455,29 @@ idem_stats_read(IdemStats *stats)
 
 /*
  * Notes which items of idem_health() are bad now and which are well (bits;
- * others stay as they are), and returns those that have turned.  Databases
- * that share an entry have no memory of their own, so nothing has turned.
+ * others stay as they are), and returns those that have turned.  Where the
+ * database has no entry of its own, the caller's memory has to do.
  */
 uint32
-idem_stats_turn(uint32 bad, uint32 well)
+idem_stats_turn(uint32 bad, uint32 well, uint32 *memory)
 {
 	uint32		before;
-	uint32		after;
 
-	if (shared == NULL)
-		return 0;
-	find_own_entry();
-	if (own_entry == &shared->common)
-		return 0;
-	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	before = own_entry->bad_items;
-	after = (before | bad) & ~well;
-	own_entry->bad_items = after;
-	LWLockRelease(&shared->lock);
-	return before ^ after;
+	if (shared != NULL)
+		find_own_entry();
+	if (shared == NULL || own_entry == &shared->common)
+	{
+		before = *memory;
+		*memory = (before | bad) & ~well;
+	}
+	else
+	{
+		LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
+		before = own_entry->bad_items;
+		own_entry->bad_items = *memory = (before | bad) & ~well;
+		LWLockRelease(&shared->lock);
+	}
+	return before ^ *memory;
 }
 
 static void

@@ -58,13 +58,13 @@ extern void idem_stats_init(void);
 extern void idem_stats_prepare(void);
 extern void idem_count(IdemCounter counter);
 extern void idem_count_lost(void);
-extern void idem_count_sweep(int64 rows, int64 failed, const char *error,
+extern void idem_count_sweep(int64 rows, int64 failed, int64 errors, const char *error,
 							 TimestampTz start, TimestampTz end);
 extern void idem_stats_sweep_begin(TimestampTz start);
 extern void idem_count_batch(int64 rows);
-extern void idem_stats_sweep_run(int64 rows, int64 failed, const char *error,
+extern void idem_stats_sweep_run(int64 rows, int64 failed, int64 errors, const char *error,
 								 TimestampTz start, TimestampTz end);
 extern bool idem_stats_read(IdemStats *stats);
-extern uint32 idem_stats_turn(uint32 bad, uint32 well);
+extern uint32 idem_stats_turn(uint32 bad, uint32 well, uint32 *memory);
 
 #endif							/* IDEM_STATS_H */

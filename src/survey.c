@@ -4,8 +4,9 @@
  *	  What there is in idempotency_keys: rows by state, and bytes.
  *
  * The summary reads the whole table.  What is asked for again and again must
- * not: it reads a sample of pages, at random within equal parts of the table,
- * and counts what the index on due_at leads to, up to a limit: there lie the rows that
+ * not: it reads a sample of pages, at equal distances from a random one, so that
+ * each page has the same chance (single pages, since the rows of one incident
+ * lie together), and counts what the index on due_at leads to, up to a limit: there lie the rows that
  * have expired, and at infinity those that are held.  A table of no more pages
  * than the sample has is read whole.
  *
@@ -35,8 +36,6 @@
 #include "survey.h"
 
 #define SAMPLE_PAGES 2048		/* 16 MB */
-#define CHUNK_PAGES 2			/* small, as rows of one incident lie together */
-#define CHUNKS (SAMPLE_PAGES / CHUNK_PAGES)
 
 /* Entries of dead rows that a count may come across, beyond its limit. */
 #define DEAD_ENTRIES INT64CONST(100000)
@@ -92,15 +91,14 @@ idem_survey(IdemStore *store, IdemSurvey *survey)
 }
 
 static void
-survey_pages(IdemStore *store, IdemSurvey *survey, TupleTableSlot *slot,
-			 BlockNumber first, BlockNumber last)
+survey_page(IdemStore *store, IdemSurvey *survey, TupleTableSlot *slot, BlockNumber page)
 {
 	ItemPointerData from;
 	ItemPointerData to;
 	TableScanDesc scan;
 
-	ItemPointerSet(&from, first, FirstOffsetNumber);
-	ItemPointerSet(&to, last, MaxOffsetNumber);
+	ItemPointerSet(&from, page, FirstOffsetNumber);
+	ItemPointerSet(&to, page, MaxOffsetNumber);
 	scan = table_beginscan_tidrange(store->rel, GetActiveSnapshot(), &from, &to);
 	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
 		count_row(store, survey, slot);
@@ -113,6 +111,7 @@ idem_survey_sample(IdemStore *store, IdemSurvey *survey)
 {
 	BlockNumber pages = RelationGetNumberOfBlocks(store->rel);
 	TupleTableSlot *slot;
+	double		first;
 
 	if (pages <= SAMPLE_PAGES)
 	{
@@ -120,17 +119,12 @@ idem_survey_sample(IdemStore *store, IdemSurvey *survey)
 		return;
 	}
 	begin_survey(survey);
-	slot = table_slot_create(store->rel, NULL);
-	for (int i = 0; i < CHUNKS; i++)
-	{
-		BlockNumber part = (BlockNumber) ((uint64) pages * i / CHUNKS);
-		BlockNumber next = (BlockNumber) ((uint64) pages * (i + 1) / CHUNKS);
-		BlockNumber first = part + idem_random(next - part - CHUNK_PAGES + 1);
-
-		survey_pages(store, survey, slot, first, first + CHUNK_PAGES - 1);
-	}
-	ExecDropSingleTupleTableSlot(slot);
 	survey->scale = (double) pages / SAMPLE_PAGES;
+	first = survey->scale * idem_random_fraction();
+	slot = table_slot_create(store->rel, NULL);
+	for (int i = 0; i < SAMPLE_PAGES; i++)
+		survey_page(store, survey, slot, (BlockNumber) Min(first + i * survey->scale, pages - 1));
+	ExecDropSingleTupleTableSlot(slot);
 }
 
 /* May the row be counted?  Held ones are kept whatever the clock says. */

@@ -47,16 +47,21 @@ typedef struct DueScan
 	Relation	index;
 	IndexScanDesc scan;
 	TupleTableSlot *slot;
+	List	   *locked;			/* besides the table, in this mode */
+	LOCKMODE	lockmode;
 	ItemPointerData entry;		/* where the index entry of the row points */
 	TimestampTz now;
 	MemoryContext row_context;	/* if writes run code that isn't ours */
+	int			timeouts;		/* of locks that such code asked for */
 } DueScan;
 
 #define SHORTEST_LOCK_TIMEOUT "1ms"
+/* So many of these in a batch end it: whoever waits for us must not wait long. */
+#define MOST_LOCK_TIMEOUTS 10
 
 /* What a deletion locks besides the table, and looks for its rows in. */
 static List *
-relations_to_lock(const DueScan *d, LOCKMODE lockmode)
+relations_to_lock(DueScan *d, LOCKMODE lockmode)
 {
 	Relation	rel = d->store.rel;
 	Oid			toast = rel->rd_rel->reltoastrelid;
@@ -77,18 +82,36 @@ relations_to_lock(const DueScan *d, LOCKMODE lockmode)
 	return oids;
 }
 
+static void
+unlock_relations(DueScan *d)
+{
+	ListCell   *lc;
+
+	foreach(lc, d->locked)
+		UnlockRelationOid(lfirst_oid(lc), d->lockmode);
+	list_free(d->locked);
+	d->locked = NIL;
+}
+
 /* All of them, or none. */
 static bool
-try_lock_relations(const List *oids, LOCKMODE lockmode)
+try_lock_relations(DueScan *d, LOCKMODE lockmode)
 {
-	for (int i = 0; i < list_length(oids); i++)
+	List	   *oids = relations_to_lock(d, lockmode);
+	ListCell   *lc;
+
+	d->locked = NIL;
+	d->lockmode = lockmode;
+	foreach(lc, oids)
 	{
-		if (ConditionalLockRelationOid(list_nth_oid(oids, i), lockmode))
-			continue;
-		while (--i >= 0)
-			UnlockRelationOid(list_nth_oid(oids, i), lockmode);
-		return false;
+		if (!ConditionalLockRelationOid(lfirst_oid(lc), lockmode))
+		{
+			unlock_relations(d);
+			return false;
+		}
+		d->locked = lappend_oid(d->locked, lfirst_oid(lc));
 	}
+	list_free(oids);
 	return true;
 }
 
@@ -107,13 +130,14 @@ begin_due_scan(DueScan *d, const IdemSweep *sweep, LOCKMODE lockmode)
 				 errmsg("table \"%s\" has no index that begins with column \"%s\"",
 						IDEM_TABLE, "due_at"),
 				 errhint("Create it: CREATE INDEX ON %s (due_at).", IDEM_TABLE)));
-	if (!try_lock_relations(relations_to_lock(d, lockmode), lockmode))
+	if (!try_lock_relations(d, lockmode))
 	{
 		idem_close(&d->store);
 		return false;
 	}
 	d->index = index_open(d->store.table->due_index, NoLock);
 	d->now = GetCurrentTimestamp();
+	d->timeouts = 0;
 
 	ScanKeyInit(&keys[0], 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
 				TimestampTzGetDatum(d->now));
@@ -135,6 +159,8 @@ end_due_scan(DueScan *d)
 	ExecDropSingleTupleTableSlot(d->slot);
 	index_close(d->index, NoLock);
 	d->store.current.slot = NULL;
+	if (!d->store.wrote)
+		unlock_relations(d);	/* as idem_close() does with the table's */
 	idem_close(&d->store);
 }
 
@@ -199,7 +225,9 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 		CurrentResourceOwner = owner;
 		d->store.writer = NULL;
 		deleted = false;
-		if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
+		if (error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE)
+			d->timeouts++;
+		else
 		{
 			if (ends_sweep(error->sqlerrcode))
 				ReThrowError(error);
@@ -302,7 +330,8 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 		tried++;
 		if (d.store.table->foreign_code ? delete_row_carefully(&d, sweep) : delete_row(&d))
 			deleted++;
-		sweep->more = (sweep->own_transaction ? tried : deleted) >= batch_size;
+		sweep->more = (sweep->own_transaction ? tried : deleted) >= batch_size ||
+			d.timeouts >= MOST_LOCK_TIMEOUTS;
 	}
 	if (d.store.table->foreign_code)
 		MemoryContextDelete(d.row_context);

@@ -71,6 +71,12 @@ last_error(const IdemSweep *sweep)
 	return sweep->locked_out ? "the table is locked" : sweep->error;
 }
 
+static int64
+count_errors(const IdemSweep *sweep)
+{
+	return sweep->failed + (sweep->locked_out ? 1 : 0);
+}
+
 /*
  * idem_sweep(batch_size int) -> bigint
  *
@@ -90,7 +96,7 @@ idem_sweep(PG_FUNCTION_ARGS)
 
 	idem_require_writable("idem_sweep()");
 	idem_sweep_batch(&sweep, batch_size);
-	idem_count_sweep(sweep.deleted, sweep.failed, last_error(&sweep), start, GetCurrentTimestamp());
+	idem_count_sweep(sweep.deleted, sweep.failed, count_errors(&sweep), last_error(&sweep), start, GetCurrentTimestamp());
 	report_errors(&sweep);
 	PG_RETURN_INT64(sweep.deleted);
 }
@@ -227,14 +233,14 @@ sweep_and_count(IdemSweep *sweep, int batch_size, int max_batches, int64 pause)
 
 		MemoryContextSwitchTo(context);
 		error = CopyErrorData();
-		idem_stats_sweep_run(sweep->deleted, sweep->failed, error->message, start,
-							 GetCurrentTimestamp());
+		idem_stats_sweep_run(sweep->deleted, sweep->failed, sweep->failed + 1, error->message,
+							 start, GetCurrentTimestamp());
 		FreeErrorData(error);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	idem_stats_sweep_run(sweep->deleted, sweep->failed, last_error(sweep), start,
-						 GetCurrentTimestamp());
+	idem_stats_sweep_run(sweep->deleted, sweep->failed, count_errors(sweep), last_error(sweep),
+						 start, GetCurrentTimestamp());
 }
 
 /*

@@ -391,7 +391,7 @@ look_at_health(IdemVisit *visit)
 	presence = lock_extension();
 	visit->has_extension = presence != ABSENT;
 	if (presence == PRESENT)
-		idem_health_report();
+		idem_health_report(&visit->bad_items);
 	commit_transaction();
 }
 
@@ -429,15 +429,19 @@ carefully(void (*part) (IdemVisit *visit), IdemVisit *visit, char *message)
 	return !locked_out;
 }
 
-/* A visit is a run, unless nobody let it begin. */
+/*
+ * A visit is a run, unless nobody let it begin.  One that goes on behind rows
+ * that can't be deleted has failed to delete them all the same.
+ */
 static void
 count_run(const IdemVisit *visit, int64 failed_before, TimestampTz begin)
 {
 	const char *error = visit->error[0] != '\0' ? visit->error :
-		visit->sweep.failed > failed_before ? visit->sweep.error : NULL;
+		visit->sweep.failed > 0 ? visit->sweep.error : NULL;
 
 	if (visit->has_extension && (!visit->sweep.locked_out || visit->deleted > 0))
-		idem_stats_sweep_run(visit->deleted, visit->sweep.failed - failed_before,
+		idem_stats_sweep_run(visit->deleted, visit->sweep.failed,
+							 visit->sweep.failed - failed_before + (visit->error[0] != '\0'),
 							 error, begin, GetCurrentTimestamp());
 }
 
@@ -457,6 +461,31 @@ sweep_and_count(IdemVisit *visit)
 }
 
 /*
+ * False if somebody has locked a catalog: what is half done of the connection
+ * goes with the process.  That connections are forbidden is no error here: we
+ * see, and go.
+ */
+static bool
+connect_to(Oid database)
+{
+	volatile bool connected = true;
+
+	PG_TRY();
+	{
+		BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, BGWORKER_BYPASS_ALLOWCONN);
+	}
+	PG_CATCH();
+	{
+		if (geterrcode() != ERRCODE_LOCK_NOT_AVAILABLE)
+			PG_RE_THROW();
+		FlushErrorState();
+		connected = false;
+	}
+	PG_END_TRY();
+	return connected;
+}
+
+/*
  * The process.  It is never restarted, so its exit code means nothing.
  *
  * Health is looked at last, since the run is a part of it, and whatever the
@@ -473,17 +502,21 @@ idem_sweeper_main(Datum arg)
 	join_launcher();
 	visit = desk->visit;
 
-	/* That connections are forbidden is no error here: we see, and go. */
-	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg), InvalidOid,
-											  BGWORKER_BYPASS_ALLOWCONN);
 	SetConfigOption("lock_timeout", LONGEST_WAIT, PGC_SUSET, PGC_S_OVERRIDE);
-	tell(CONNECTED);
-	pgstat_report_activity(STATE_RUNNING, "idempotency sweeper");
-
-	if (!visit.only_health)
-		sweep_and_count(&visit);
-	if (visit.health && !carefully(look_at_health, &visit, unheard) && visit.only_health)
+	if (connect_to(DatumGetObjectId(arg)))
+	{
+		tell(CONNECTED);
+		pgstat_report_activity(STATE_RUNNING, "idempotency sweeper");
+		if (!visit.only_health)
+			sweep_and_count(&visit);
+		if (visit.health && !carefully(look_at_health, &visit, unheard) && visit.only_health)
+			visit.sweep.locked_out = true;
+	}
+	else
+	{
+		visit.sweep.more = false;
 		visit.sweep.locked_out = true;
+	}
 	desk->visit = visit;
 	tell(visit.error[0] == '\0' ? FINISHED : FAILED);
 	proc_exit(0);

@@ -31,6 +31,7 @@ typedef struct IdemVisit
 	int			pause;			/* the database's idempotency.sweep_pause */
 	bool		health;			/* to be looked at too */
 	bool		only_health;	/* and nothing swept */
+	uint32		bad_items;		/* of idem_health(), as last reported */
 	int64		deleted;		/* by this visit */
 	char		error[256];		/* that has ended it, or empty */
 } IdemVisit;

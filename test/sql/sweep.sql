@@ -240,6 +240,12 @@ UPDATE idempotency_keys SET expires_at = now() WHERE key = 'hand-infinite';
 SELECT idem_sweep();
 SELECT keys FROM pg_temp.left_over;
 
+-- One that has deleted nothing leaves no lock.
+BEGIN;
+SELECT idem_sweep();
+SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND relation::regclass::text ~ 'idempotency_keys|pg_toast';
+COMMIT;
+
 --
 -- What refers to a key
 --

@@ -211,7 +211,7 @@ $others[3]->query('ROLLBACK');
 # A backlog too large for the window
 SKIP:
 {
-	skip 'no setting idempotency.sweep_window', 5
+	skip 'no setting idempotency.sweep_window', 7
 	  if $admin->value("SELECT count(*) FROM pg_settings WHERE name = 'idempotency.sweep_window'") eq '0';
 	my $window = session($node, dbname => 'one');
 	my $set = $window->query("SET idempotency.sweep_window = '01:00-01:01'");
@@ -228,6 +228,12 @@ SKIP:
 	is($window->value("SELECT threshold FROM idem_health() WHERE item = 'window'"), '60', 'the window is a minute long');
 	is(level_of($window, 'sweep_overdue'), 'ok', 'nobody is late outside of the window');
 	is(level_of($window, 'window'), 'warning', 'a backlog that takes longer is too large');
+	my $overdue = q{SELECT threshold FROM idem_health() WHERE item = 'sweep_overdue'};
+	is($window->value($overdue), '93600', 'a day more, if there is a window');
+	$node->safe_psql('postgres', "ALTER SYSTEM SET idempotency.sweep_window = '00:00-24:00'");
+	$node->safe_psql('postgres', 'SELECT pg_reload_conf()');
+	wait_until(sub { $window->value('SHOW idempotency.sweep_window') eq '00:00-24:00' }, 'the setting');
+	is($window->value($overdue), '7200', 'but not if it is open all day');
 	$node->safe_psql('postgres', 'ALTER SYSTEM RESET idempotency.sweep_window');
 	$node->safe_psql('postgres', 'SELECT pg_reload_conf()');
 	$window->close;
@@ -282,8 +288,9 @@ is_counted($one, { once_first => 1 }, 'so has the second');
 is_counted($three, { claims => 1 }, 'the third and the fourth share theirs');
 $two->query("SELECT idem_claim('held', lease => '1 ms', takeover => false)");
 wait_until(sub { level_of($two, 'held_unknown') eq 'warning' }, 'the lease to end');
-is(scalar lines_of(sub { $two->query(q{CREATE FUNCTION pg_temp.report() RETURNS void AS '$libdir/idempotency', 'idem_health_report_now' LANGUAGE C; SELECT pg_temp.report()}) }),
-	0, 'what turns bad there is not reported, since nobody could tell whose turn it was');
+$two->query(q{CREATE FUNCTION pg_temp.report() RETURNS void AS '$libdir/idempotency', 'idem_health_report_now' LANGUAGE C});
+is(scalar lines_of(sub { $two->query('SELECT pg_temp.report()') }), 1, 'what turns bad there is reported');
+is(scalar lines_of(sub { $two->query('SELECT pg_temp.report()') }), 0, 'once, by who has reported it');
 reset_counters($three);
 is_counted($two, {}, 'a reset is for both');
 $one->close;
@@ -315,7 +322,7 @@ is( $admin->value("SELECT string_agg(item, ',' ORDER BY item) FROM idem_health()
 	'sweep_failing,ttl_too_short', 'the items of idem_health that need counters say so');
 is($admin->value("SELECT count(*) FROM idem_health() WHERE level = 'ok'"), '7', 'the others work');
 $admin->query(q{CREATE FUNCTION pg_temp.report() RETURNS void AS '$libdir/idempotency', 'idem_health_report_now' LANGUAGE C});
-is($admin->query('SELECT pg_temp.report()')->{error}, undef, 'nothing is remembered, so nothing is reported');
+is($admin->query('SELECT pg_temp.report()')->{error}, undef, 'a report does without them');
 $admin->close;
 
 no_faults($node);

@@ -300,6 +300,31 @@ foreach my $round (1 .. 3)
 }
 
 #
+# Rows behind which somebody's code would wait: ten waits of a millisecond are the
+# most in a batch, since others may wait for what it has locked.
+#
+{
+	fill(1);
+	my $holder = session($node);
+	$admin->value('CREATE TABLE child (scope text, key text, FOREIGN KEY (scope, key) REFERENCES idempotency_keys ON DELETE CASCADE)');
+	$admin->value(q{SELECT count(*) FROM idem_once_many(ARRAY(SELECT 'child-' || n FROM generate_series(1, 30) n), ttl => '1 ms')});
+	$admin->value(q{INSERT INTO child SELECT scope, key FROM idempotency_keys WHERE key ~ '^child'});
+	$admin->value(q{SELECT pg_sleep(0.05), idem_once('last', ttl => '1 ms')});
+	wait_until(sub { $admin->value(q{SELECT max(expires_at) < clock_timestamp() - interval '20 ms' FROM idempotency_keys WHERE key ~ '^(child|last)'}) eq 't' },
+		'the rows to expire');
+	$holder->value('BEGIN; SELECT FROM child FOR UPDATE');
+	is($admin->value('SELECT idem_sweep()'), '1', 'a batch with rows that have to be waited for deletes what comes before');
+	is($admin->value('SELECT idem_sweep()'), '0', 'and does not wait for all of them');
+	$admin->value('CALL idem_sweep_all()');
+	is($admin->value(q{SELECT count(*), count(*) FILTER (WHERE key = 'last') FROM idempotency_keys WHERE key ~ '^(child|last)'}),
+		'30|0', 'the next batch goes on behind them');
+	$holder->value('COMMIT');
+	$admin->value('CALL idem_sweep_all()');
+	only_the_live('and when nobody has them locked, they go');
+	$admin->value('DROP TABLE child');
+}
+
+#
 # With logical decoding a deletion needs the replica identity's index, of which a
 # new session knows nothing.  If somebody has it locked, the sweep goes without,
 # and keeps nobody from the page.
