@@ -278,6 +278,8 @@ sub says
 
 my $bad = 'WARNING:  idempotency keys in database "one" need attention: ';
 my $well = 'LOG:  item "%s" of idem_health\(\) in database "one" is well again';
+wait_until(sub { log_count($node, "${bad}the last sweep failed") == log_count($node, sprintf $well, 'sweep_failing') },
+	'all that was bad to be well');
 $offset = log_size($node);
 set($admin, 'idempotency.naptime' => '1 h');
 wait_until(sub { $admin->value('SHOW idempotency.naptime') eq '1h' }, 'the long naptime');
