@@ -48,22 +48,31 @@ my $admin = session($node);
 my $last_pid = 0;
 my %used;
 
-# elsewhere CALL: its value, on another server connection than the call before.
-# Others' transactions take connections until one of them has that one; the rest
-# are given back.
-sub elsewhere
+# hold PID: keeps that server connection from being given to anybody else, and
+# returns who has it.  Others' transactions take connections until one of them has
+# that one, which may have to be reset first; the rest are given back.
+sub hold
 {
-	my ($call) = @_;
+	my ($pid) = @_;
 	my $holder;
 	foreach my $other (@others)
 	{
-		last if $holder || !$last_pid;
-		$holder = $other if $other->value('BEGIN; SELECT pg_backend_pid()') == $last_pid;
+		last if $holder;
+		$holder = $other if $other->value('BEGIN; SELECT pg_backend_pid()') == $pid;
 	}
 	foreach my $other (@others)
 	{
 		$other->value('ROLLBACK') if $other->{status} eq 'T' && (!$holder || $other != $holder);
 	}
+	return $holder;
+}
+
+# elsewhere CALL: its value, on another server connection than the call before.
+sub elsewhere
+{
+	my ($call) = @_;
+	my $holder;
+	wait_until(sub { $holder = hold($last_pid) }, 'the last connection') if $last_pid;
 	my ($pid, $value) = split /\|/, $client->value("SELECT pg_backend_pid(), x FROM (SELECT $call) s(x)"), 2;
 	$holder->value('ROLLBACK') if $holder;
 	die "on the same connection again" if $pid == $last_pid;
