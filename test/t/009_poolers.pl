@@ -43,7 +43,8 @@ BAIL_OUT("pgbouncer did not start: $err") unless -S "$folder/.s.PGSQL.$port";
 
 sub client { return IdemTest::Session->new(host => $folder, port => $port); }
 
-my ($client, $rival, @others) = map { client() } 1 .. 4;
+# As many others as there are server connections.
+my ($client, $rival, @others) = map { client() } 1 .. 6;
 my $admin = session($node);
 my $last_pid = 0;
 my %used;
