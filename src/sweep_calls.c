@@ -13,15 +13,14 @@
 #include "nodes/parsenodes.h"
 #include "pgstat.h"
 #include "portability/instr_time.h"
-#include "storage/latch.h"
 #include "utils/backend_status.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #include "args.h"
-#include "compat.h"
 #include "settings.h"
+#include "sleep.h"
 #include "stats.h"
 #include "sweep.h"
 
@@ -29,7 +28,6 @@
 /* VACUUM locks the table for a moment to give space back to the system. */
 #define LOCKED_TRIES	10
 #define LOCKED_PAUSE	(USECS_PER_SEC / 10)
-#define LONGEST_SLEEP	(60 * USECS_PER_SEC)
 
 static int
 arg_count(FunctionCallInfo fcinfo, int arg, const char *what, int otherwise)
@@ -131,29 +129,9 @@ sweep_and_commit(IdemSweep *sweep, int batch_size)
 static void
 rest(int64 pause)
 {
-	static uint32 wait_event = 0;
-	instr_time	start;
-
 	if (pause == 0)
 		return;
-	if (wait_event == 0)
-		wait_event = idem_wait_event_new("IdempotencySweepPause");
-	INSTR_TIME_SET_CURRENT(start);
-	for (;;)
-	{
-		instr_time	now;
-		int64		left;
-
-		INSTR_TIME_SET_CURRENT(now);
-		INSTR_TIME_SUBTRACT(now, start);
-		left = pause - (int64) INSTR_TIME_GET_MICROSEC(now);
-		if (left <= 0)
-			break;
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 (long) ((Min(left, LONGEST_SLEEP) + 999) / 1000), wait_event);
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-	}
+	idem_sleep_between_batches(pause);
 	next_transaction();
 }
 

@@ -48,6 +48,7 @@
 #include "extension.h"
 #include "health.h"
 #include "settings.h"
+#include "sleep.h"
 #include "stats.h"
 #include "sweeper.h"
 #include "worker.h"
@@ -132,9 +133,7 @@ await(BackgroundWorkerHandle *handle, Progress progress)
 			break;
 		if (idem_launcher_must_stop() || GetCurrentTimestamp() >= patience)
 			TerminateBackgroundWorker(handle);
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 1000, wait_event);
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
+		idem_sleep_once(1000, wait_event);
 	}
 	pg_read_barrier();
 }
@@ -194,6 +193,9 @@ idem_visit(IdemVisit *visit)
 		case FAILED:
 			return IDEM_VISIT_FAILED;
 		default:
+			/* Before it could say that it was terminated: by us, above. */
+			if (idem_launcher_must_stop())
+				return IDEM_VISIT_ENDED;
 			strlcpy(visit->error, "The sweeper ended before it had a result.", sizeof(visit->error));
 			return IDEM_VISIT_FAILED;
 	}
@@ -341,8 +343,6 @@ show_progress(const IdemVisit *visit)
 static bool
 rest(TimestampTz until)
 {
-	static uint32 wait_event = 0;
-
 	if (ConfigReloadPending)
 	{
 		ConfigReloadPending = false;
@@ -351,14 +351,7 @@ rest(TimestampTz until)
 	if (TimestampTzPlusMilliseconds(GetCurrentTimestamp(), idem_sweep_pause) >= until ||
 		!idem_worker)
 		return false;
-	if (idem_sweep_pause > 0)
-	{
-		if (wait_event == 0)
-			wait_event = idem_wait_event_new("IdempotencySweepPause");
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 idem_sweep_pause, wait_event);
-		ResetLatch(MyLatch);
-	}
+	idem_sleep_between_batches(idem_sweep_pause * INT64CONST(1000));
 	CHECK_FOR_INTERRUPTS();
 	return true;
 }
@@ -445,6 +438,14 @@ count_run(const IdemVisit *visit, int64 failed_before, TimestampTz begin)
 							 error, begin, GetCurrentTimestamp());
 }
 
+/* Somebody has locked more than the table: next time. */
+static void
+give_up(IdemVisit *visit)
+{
+	visit->sweep.more = false;
+	visit->sweep.locked_out = true;
+}
+
 static void
 sweep_and_count(IdemVisit *visit)
 {
@@ -453,10 +454,7 @@ sweep_and_count(IdemVisit *visit)
 
 	idem_stats_sweep_begin(begin);
 	if (!carefully(sweep, visit, visit->error))
-	{
-		visit->sweep.more = false;
-		visit->sweep.locked_out = true;
-	}
+		give_up(visit);
 	count_run(visit, failed_before, begin);
 }
 
@@ -510,13 +508,10 @@ idem_sweeper_main(Datum arg)
 		if (!visit.only_health)
 			sweep_and_count(&visit);
 		if (visit.health && !carefully(look_at_health, &visit, unheard) && visit.only_health)
-			visit.sweep.locked_out = true;
+			give_up(&visit);
 	}
 	else
-	{
-		visit.sweep.more = false;
-		visit.sweep.locked_out = true;
-	}
+		give_up(&visit);
 	desk->visit = visit;
 	tell(visit.error[0] == '\0' ? FINISHED : FAILED);
 	proc_exit(0);

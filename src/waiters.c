@@ -23,9 +23,9 @@
 #include "miscadmin.h"
 #include "port/atomics.h"
 #include "storage/condition_variable.h"
-#include "storage/latch.h"
 
 #include "shared.h"
+#include "sleep.h"
 #include "waiters.h"
 
 typedef struct Slot
@@ -79,12 +79,7 @@ idem_waiters_sleep(uint64 hash, long timeout, uint32 wait_event)
 		(void) ConditionVariableTimedSleep(&slots[idem_waiters_slot(hash)].changed, timeout,
 										   wait_event);
 	else
-	{
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 timeout, wait_event);
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
-	}
+		idem_sleep_once(timeout, wait_event);
 }
 
 /* To be called at the end of a wait that no error has ended. */

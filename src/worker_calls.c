@@ -13,10 +13,10 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "pgstat.h"
-#include "storage/latch.h"
 
 #include "compat.h"
 #include "settings.h"
+#include "sleep.h"
 #include "worker.h"
 
 static void
@@ -26,9 +26,7 @@ rest(void)
 
 	if (wait_event == 0)
 		wait_event = idem_wait_event_new("IdempotencyWorkerChange");
-	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, 10, wait_event);
-	ResetLatch(MyLatch);
-	CHECK_FOR_INTERRUPTS();
+	idem_sleep_once(10, wait_event);
 }
 
 static BackgroundWorkerHandle *

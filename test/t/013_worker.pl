@@ -7,6 +7,7 @@ use warnings;
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use IdemTest;
+use IdemTest::Worker;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -29,42 +30,16 @@ sub processes
 	return $session->value("SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency $kind'");
 }
 
-# make_expired SESSION, COUNT, PREFIX: keys that have expired when it returns.
-sub make_expired
-{
-	my ($session, $n, $prefix) = @_;
-	$session->value(
-		"SELECT count(*) FROM idem_once_many(ARRAY(SELECT '$prefix-' || i FROM generate_series(1, $n) i), ttl => '1 ms')");
-	$session->value('SELECT pg_sleep(0.01)');
-	return;
-}
-
-# How many keys there are that have expired.
-sub expired
-{
-	my ($session) = @_;
-	return $session->value('SELECT count(*) FROM idempotency_keys WHERE expires_at <= clock_timestamp()');
-}
-
-sub swept
-{
-	my ($session, $what) = @_;
-	wait_until(sub { expired($session) eq '0' }, "$what to be swept");
-	return pass("$what: swept");
-}
-
 # Until the worker has shown in another database that it has gone round since.
-my $rounds = 0;
-
 sub another_round
 {
 	my ($session) = @_;
-	make_expired($session, 1, 'round-' . ++$rounds);
+	make_expired($session, 1);
 	wait_until(sub { expired($session) eq '0' }, 'another round of the worker');
 	return;
 }
 
-# Changes settings of the server, and waits until the launcher can know them.
+# Changes settings of the server.
 sub set
 {
 	my ($session, %setting) = @_;
@@ -78,24 +53,7 @@ sub set
 	return;
 }
 
-# complaints NODE, OFFSET: what the log has had since that ought not to be there,
-# the end of a session of our own by a fast shutdown aside.
-sub complaints
-{
-	my ($server, $offset) = @_;
-	my $log = substr(slurp_file($server->logfile), $offset || 0);
-	return join "\n", grep { /(?:WARNING|ERROR|FATAL|PANIC): / && !/terminating connection due to administrator command/ } split /\n/, $log;
-}
-
 sub log_size { return -s $_[0]->logfile; }
-
-sub log_count
-{
-	my ($server, $pattern, $offset) = @_;
-	my $log = substr(slurp_file($server->logfile), $offset || 0);
-	my $count = () = $log =~ /$pattern/g;
-	return $count;
-}
 
 #
 # Before CREATE EXTENSION, and with it.
@@ -112,16 +70,16 @@ $admin->value("CREATE DATABASE two");
 my ($one, $two) = map { session($node, dbname => $_) } qw(one two);
 
 $one->value('CREATE EXTENSION idempotency');
-make_expired($one, 10, 'first');
+make_expired($one, 10);
 swept($one, 'a database whose extension was created just now');
 is(complaints($node), '', 'nothing but that in the log');
 
 $one->value('BEGIN; CREATE SCHEMA s; DROP EXTENSION idempotency; CREATE EXTENSION idempotency SCHEMA s; ROLLBACK');
 $two->value('CREATE SCHEMA s; CREATE EXTENSION idempotency SCHEMA s; SET search_path = s');
-make_expired($two, 5000, 'many');
+make_expired($two, 5000);
 $one->value(q{SELECT idem_claim('held', ttl => '1 ms', lease => '1 h')});
 $one->value(q{SELECT idem_once('kept', ttl => '1 h')});
-make_expired($one, 10, 'second');
+make_expired($one, 10);
 swept($two, 'another schema, several batches');
 swept($one, 'the first database once more');
 is($one->value(q{SELECT string_agg(key, ',' ORDER BY key) FROM idempotency_keys}), 'held,kept', 'and what has not expired is there');
@@ -136,7 +94,7 @@ pass('autovacuum hears of the deletions');
 $one->value('DROP EXTENSION idempotency');
 another_round($two) for 1 .. 3;
 $one->value('CREATE EXTENSION idempotency');
-make_expired($one, 10, 'third');
+make_expired($one, 10);
 swept($one, 'an extension that was dropped and created');
 is(complaints($node), '', 'nothing in the log');
 
@@ -153,7 +111,7 @@ sub stays
 
 set($admin, 'idempotency.databases' => 'postgres, two');
 another_round($two);
-make_expired($one, 3, 'unlisted');
+make_expired($one, 3);
 stays($one, $two, 'a database that is not in idempotency.databases');
 set($admin, 'idempotency.databases' => 'postgres, "one"');
 swept($one, 'one that is in it');
@@ -169,7 +127,7 @@ sub no_sweeper_for
 
 	# A process that reloads its settings after the launcher may see them before.
 	my $seen = $admin->value('SELECT count(*) FROM pg_stat_activity');
-	make_expired($one, 3, 'waiting');
+	make_expired($one, 3);
 	my $until = time() + 2.5;
 	my $left = '3';
 	while (time() < $until) { $left = expired($one); $admin->value('SELECT pg_sleep(0.1)'); }
@@ -213,7 +171,7 @@ wait_until(sub { log_count($node, 'LOG:  item "held_unknown" of idem_health\(\) 
 	'the line that tells that it is well');
 is($one->value('SELECT sweep_runs FROM idempotency_stats'), $runs, 'what is bad is in the log, and nothing was swept for it');
 is($one->value('SELECT idem_sweep()'), '3', 'nor before it is by hand');
-make_expired($one, 3, 'window');
+make_expired($one, 3);
 set($admin, 'idempotency.sweep_window' => clock(-120) . '-' . clock(120));
 swept($one, 'inside the window');
 set($admin, timezone => undef, 'idempotency.sweep_window' => undef);
@@ -235,7 +193,7 @@ foreach my $setting ('default_transaction_read_only = on', q{statement_timeout =
 $one->close;
 $one = session($node, dbname => 'one', options => { default_transaction_read_only => 'off', statement_timeout => 0,
 	lock_timeout => 0, search_path => 'public', role => 'none', idle_in_transaction_session_timeout => 0 });
-make_expired($one, 3000, 'settings');
+make_expired($one, 3000);
 swept($one, 'a database with settings that would be in the way');
 $admin->value("ALTER DATABASE one RESET ALL; ALTER ROLE $role RESET ALL");
 $one->close;
@@ -246,14 +204,14 @@ $one = session($node, dbname => 'one');
 #
 my $offset = log_size($node);
 $one->value('ALTER TABLE idempotency_keys ALTER COLUMN due_at DROP NOT NULL');
-make_expired($two, 5, 'others');
+make_expired($two, 5);
 swept($two, 'another database while one has an error');
 wait_until(sub { log_count($node, 'WARNING:  could not sweep', $offset) > 0 }, 'the warning');
 another_round($two) for 1 .. 3;
 is(log_count($node, 'WARNING:  could not sweep expired idempotency keys in database "one"', $offset), 1, 'one warning');
 is(log_count($node, 'ERROR:', $offset), 0, 'and no error');
 $one->value('ALTER TABLE idempotency_keys ALTER COLUMN due_at SET NOT NULL');
-make_expired($one, 5, 'repaired');
+make_expired($one, 5);
 swept($one, 'the database is repaired');
 wait_until(sub { log_count($node, 'LOG:  expired idempotency keys in database "one" are swept again', $offset) == 1 },
 	'the line that tells that it is well');
@@ -293,7 +251,7 @@ says(sprintf $well, 'sweep_failing');
 # A visit that fails tells of all the rest.
 $offset = log_size($node);
 visit_once(sub {
-	make_expired($one, 1, 'failing');
+	make_expired($one, 1);
 	held_key('forgotten');
 	$one->value(q{CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no space' USING ERRCODE = '53100'; END $$;
 		CREATE TRIGGER fail AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION fail()}) });
@@ -310,7 +268,7 @@ wait_until(sub { $admin->value('SHOW idempotency.naptime') eq '1s' }, 'the short
 
 # A row that can't be deleted.
 $offset = log_size($node);
-make_expired($one, 1, 'referred');
+make_expired($one, 1);
 $one->value(q{BEGIN; SELECT idem_once('referred-x', ttl => '1 ms'); SELECT idem_once('late-' || i, ttl => '1 ms') FROM generate_series(1, 20) i;
 	CREATE TABLE refers (scope text COLLATE "C", key text COLLATE "C", FOREIGN KEY (scope, key) REFERENCES idempotency_keys);
 	INSERT INTO refers VALUES ('', 'referred-x'); COMMIT});
@@ -323,7 +281,7 @@ wait_until(sub { log_count($node, 'are swept again', $offset) == 1 }, 'the line 
 
 # A locked table is skipped, not waited for.
 $offset = log_size($node);
-make_expired($one, 5, 'locked');
+make_expired($one, 5);
 $one->value('BEGIN; LOCK idempotency_keys');
 another_round($two) for 1 .. 2;
 $one->value('COMMIT');
@@ -335,7 +293,7 @@ is(complaints($node, $offset), '', 'without a word');
 $admin->value("ALTER DATABASE one SET lock_timeout = '1 h'");
 foreach my $index ('idempotency_keys_pkey', 'idempotency_keys_due_at_idx')
 {
-	make_expired($one, 5, $index);
+	make_expired($one, 5);
 	$one->value("BEGIN; REINDEX INDEX $index");
 	my $begin = time();
 	another_round($two) for 1 .. 3;
@@ -381,7 +339,7 @@ foreach my $round (1 .. 5)
 	$admin->value('CREATE DATABASE busy');
 	my $busy = session($node, dbname => 'busy');
 	$busy->value('CREATE EXTENSION idempotency');
-	make_expired($busy, 5000, 'busy');
+	make_expired($busy, 5000);
 	sweeping('busy');
 	if ($round == 1)
 	{
@@ -395,7 +353,7 @@ foreach my $round (1 .. 5)
 	}
 	quick($busy, 'DROP EXTENSION idempotency');
 	$busy->value('CREATE EXTENSION idempotency');
-	make_expired($busy, 5000, 'busy');
+	make_expired($busy, 5000);
 	$busy->close;
 	wait_until(sub { $admin->value(q{SELECT count(*) FROM pg_stat_activity WHERE datname = 'busy' AND backend_type = 'client backend'}) eq '0' },
 		'our own session to be gone');
@@ -417,31 +375,20 @@ cmp_ok($slowest, '<', 3, "and none took long ($slowest s)");
 $admin->value('CREATE DATABASE queued');
 my $queued = session($node, dbname => 'queued');
 $queued->value('CREATE EXTENSION idempotency');
-make_expired($queued, 3, 'queued');
+make_expired($queued, 3);
 swept($queued, 'a database that will be dropped');
 set($admin, 'idempotency.databases' => 'queued');
 another_round($queued) for 1 .. 2;
 $queued->close;
 $queued = session($node);
-my ($postmaster) = slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/;
-my $database_lock = q{FROM pg_locks WHERE classid = 'pg_database'::regclass
-	AND objid = (SELECT oid FROM pg_database WHERE datname = 'queued')};
-# One that is stopped during a visit does not tell the launcher of its end.
+my $postmaster = freeze_launcher($node, $admin);
+$queued->send('DROP DATABASE queued');
 wait_until(
 	sub {
-		kill 'STOP', $postmaster;
-		my $until = time() + 3;
-		while (time() < $until)
-		{
-			return 1 if $admin->value("SELECT count(*) $database_lock AND mode = 'RowExclusiveLock'") eq '1';
-		}
-		kill 'CONT', $postmaster;
-		$admin->value('SELECT pg_sleep(0.5)');
-		return 0;
+		$admin->value(q{SELECT count(*) FROM pg_locks WHERE NOT granted AND classid = 'pg_database'::regclass
+			AND objid = (SELECT oid FROM pg_database WHERE datname = 'queued')}) eq '1';
 	},
-	'the launcher to lock the database');
-$queued->send('DROP DATABASE queued');
-wait_until(sub { $admin->value("SELECT count(*) $database_lock AND NOT granted") eq '1' }, 'the DROP to wait for it');
+	'the DROP to wait for it');
 my $begin = time();
 kill 'CONT', $postmaster;
 $queued->fetch;
@@ -454,16 +401,16 @@ set($admin, 'idempotency.databases' => undef);
 $admin->value('CREATE DATABASE closed');
 my $closed = session($node, dbname => 'closed');
 $closed->value('CREATE EXTENSION idempotency');
-make_expired($closed, 3, 'closed');
+make_expired($closed, 3);
 swept($closed, 'a database that will be closed');
 $admin->value('ALTER DATABASE closed ALLOW_CONNECTIONS false');
-make_expired($closed, 3, 'closed again');
+make_expired($closed, 3);
 stays($closed, $two, 'one that allows no connections is left alone');
 $admin->value('ALTER DATABASE closed ALLOW_CONNECTIONS true');
 $admin->value('ALTER DATABASE closed CONNECTION LIMIT 0');
 swept($closed, 'one that allows no more connections but a superuser\'s');
 $admin->value(q{UPDATE pg_database SET datconnlimit = -2 WHERE datname = 'closed'});
-make_expired($closed, 3, 'invalid');
+make_expired($closed, 3);
 stays($closed, $two, 'one whose DROP DATABASE was interrupted is left alone');
 $closed->close;
 wait_until(sub { $admin->value(q{SELECT count(*) FROM pg_stat_activity WHERE datname = 'closed'}) eq '0' }, 'our session to be gone');
@@ -473,7 +420,7 @@ is(complaints($node, $offset), '', 'and nothing of it is in the log');
 # Fast shutdown while it sweeps.
 foreach my $round (1 .. 5)
 {
-	make_expired($one, 2000, "shutdown-$round");
+	make_expired($one, 2000);
 	sweeping('one');
 	$_->close foreach $admin, $one, $two;
 	my $begin = time();
@@ -493,14 +440,14 @@ swept($one, 'the backlog in the end');
 my $launcher = processes('launcher', $admin);
 $admin->value("SELECT pg_terminate_backend($launcher)");
 wait_until(sub { processes('launcher', $admin) !~ /^(?:$launcher)?$/ }, 'another launcher');
-make_expired($one, 3, 'terminated');
+make_expired($one, 3);
 swept($one, 'by the next launcher');
 is(complaints($node, $offset), '', 'without a word');
 
 # A sweeper that is terminated has counted what it has deleted.
 $one->value('SELECT idem_stats_reset()');
 set($admin, 'idempotency.sweep_pause' => '200 ms', 'idempotency.sweep_batch_size' => 5);
-make_expired($one, 500, 'counted');
+make_expired($one, 500);
 wait_until(
 	sub { $admin->value(q{SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 		WHERE backend_type = 'idempotency sweeper' AND datname = 'one' AND query ~ ': [1-9][0-9]* of about'}) eq '1' },
@@ -544,7 +491,7 @@ is($one->value('SELECT idem_start_worker()'), $launcher, 'there is one already')
 is($one->value('SELECT idem_stop_worker()'), 't', 'it is stopped');
 is(processes('launcher', $admin), '', 'at once');
 is($one->value('SELECT idem_stop_worker()'), 'f', 'there is none any more');
-make_expired($one, 3, 'stopped');
+make_expired($one, 3);
 $admin->value('SELECT pg_sleep(6)');
 is(expired($one), '3', 'it stays stopped');
 my @starters = map { session($node, dbname => 'one') } 1 .. 4;
@@ -562,7 +509,7 @@ foreach my $kind ('launcher', 'sweeper')
 {
 	my $crashing = log_size($node);
 	set($admin, 'idempotency.sweep_pause' => '50 ms', 'idempotency.sweep_batch_size' => 5);
-	make_expired($one, 2000, "kill-$kind");
+	make_expired($one, 2000);
 	sweeping('one');
 	my $pid;
 	wait_until(sub { ($pid = processes($kind, $admin)) ne '' }, "a $kind to kill");
@@ -590,7 +537,7 @@ $node->append_conf('postgresql.conf', "max_worker_processes = 3");
 $_->close foreach $admin, $one;
 $node->restart;
 ($admin, $one) = map { session($node, dbname => $_) } qw(postgres one);
-make_expired($one, 3, 'slots');
+make_expired($one, 3);
 swept($one, 'with a slot for the launcher and one for a sweeper');
 $_->close foreach $admin, $one;
 no_faults($node);

@@ -7,6 +7,7 @@ use warnings;
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use IdemTest;
+use IdemTest::Worker;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
@@ -22,33 +23,6 @@ CONF
 sub launcher
 {
 	return $_[0]->value(q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'});
-}
-
-sub make_expired
-{
-	my ($session, $n) = @_;
-	$session->value(
-		"SELECT count(*) FROM idem_once_many(ARRAY(SELECT gen_random_uuid()::text FROM generate_series(1, $n)), ttl => '1 ms')");
-	$session->value('SELECT pg_sleep(0.01)');
-	return;
-}
-
-sub expired
-{
-	return $_[0]->value('SELECT count(*) FROM idempotency_keys WHERE expires_at <= clock_timestamp()');
-}
-
-sub swept
-{
-	my ($session, $what) = @_;
-	wait_until(sub { expired($session) eq '0' }, "$what to be swept");
-	return pass("$what: swept");
-}
-
-sub complaints
-{
-	my ($server) = @_;
-	return join "\n", grep { /(?:WARNING|ERROR|FATAL|PANIC): / } split /\n/, slurp_file($server->logfile);
 }
 
 #
