@@ -14,13 +14,14 @@
 #include "utils/guc.h"
 
 #include "sweep.h"
+#include "ticks.h"
 
 typedef struct IdemDatabase
 {
 	Oid			oid;
 	NameData	name;
-	TimestampTz due;			/* when to visit it */
-	TimestampTz health_due;		/* when to have its health looked at */
+	IdemTicks	due;			/* when to visit it */
+	IdemTicks	health_due;		/* when to have its health looked at */
 	bool		has_extension;	/* at the last visit */
 	bool		failing;		/* there was a WARNING, and no LOG line since */
 	int			failures;		/* visits in a row that ended in an error */

@@ -225,6 +225,17 @@ check_columns(TupleDesc desc, Oid status_type)
 	}
 }
 
+/*
+ * Does it compute anything?  The relation cache would hand out expressions with
+ * their constants folded, which may be anybody's code.
+ */
+static bool
+has_expressions(Relation index)
+{
+	return !heap_attisnull(index->rd_indextuple, Anum_pg_index_indexprs, NULL) ||
+		!heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL);
+}
+
 static bool
 is_pkey(Relation index)
 {
@@ -246,7 +257,7 @@ is_due_index(Relation index)
 	return index->rd_rel->relam == BTREE_AM_OID && form->indisvalid &&
 		form->indkey.values[0] == IDEM_COL_DUE_AT &&
 		(index->rd_indoption[0] & INDOPTION_DESC) == 0 &&
-		RelationGetIndexPredicate(index) == NIL;
+		!has_expressions(index);
 }
 
 /*
@@ -273,8 +284,7 @@ check_indexes(Relation rel)
 		else if ((index->rd_index->indisunique || index->rd_index->indisexclusion) &&
 				 index->rd_index->indisvalid)
 			altered("It has another unique or exclusion constraint, for which a claim would have to wait.");
-		else if (RelationGetIndexExpressions(index) != NIL ||
-				 RelationGetIndexPredicate(index) != NIL)
+		else if (has_expressions(index))
 			cached.foreign_code = true;
 		RelationClose(index);
 	}

@@ -15,6 +15,7 @@
 
 #include <math.h>
 
+#include "access/multixact.h"
 #include "access/relation.h"
 #include "access/table.h"
 #include "access/transam.h"
@@ -41,6 +42,8 @@
 #define REUSED_AT_LEAST 10
 /* Held rows are counted up to the threshold, and to this. */
 #define HELD_AT_LEAST 10000
+/* How long a visit's look may take, in milliseconds. */
+#define QUICK_LOOK 1000
 
 typedef enum Level
 {
@@ -194,6 +197,8 @@ check_stuck_claims(const Facts *f)
 static Finding
 check_held_unknown(const Facts *f)
 {
+	if (!f->held.all && f->held.rows <= Max(idem_health_held_unknown, 0))
+		return cannot_tell("the index on column \"due_at\" is missing, or full of entries of deleted rows");
 	return judge(f->held.rows, idem_health_held_unknown,
 				 psprintf("keys held until idem_resolve() settles them: %s" INT64_FORMAT,
 						  f->held.all ? "" : "at least ", f->held.rows));
@@ -226,13 +231,28 @@ check_window(const Facts *f)
 						  needed, window));
 }
 
-/* In transactions, and at what age autovacuum is to step in. */
+/* Age in transactions or multixacts, and at what age autovacuum is to step in. */
+typedef struct Age
+{
+	double		age;
+	double		max_age;
+} Age;
+
 static double
-frozen_age(Relation rel)
+transaction_age(Relation rel)
 {
 	TransactionId frozen = rel->rd_rel->relfrozenxid;
 
 	return TransactionIdIsNormal(frozen) ? (int32) (ReadNextTransactionId() - frozen) : 0;
+}
+
+/* Row locks make them; a TOAST table has none. */
+static double
+multixact_age(Relation rel)
+{
+	MultiXactId oldest = rel->rd_rel->relminmxid;
+
+	return MultiXactIdIsValid(oldest) ? (int32) (ReadNextMultiXactId() - oldest) : 0;
 }
 
 static double
@@ -244,9 +264,19 @@ toast_age(Oid toast)
 	if (!OidIsValid(toast))
 		return 0;
 	rel = relation_open(toast, AccessShareLock);
-	age = frozen_age(rel);
+	age = transaction_age(rel);
 	relation_close(rel, AccessShareLock);
 	return age;
+}
+
+static Age
+make_age(double age, int max_age, const int *tables_own)
+{
+	Age			made = {age, max_age};
+
+	if (tables_own != NULL && *tables_own >= 0)
+		made.max_age = Min(max_age, *tables_own);
+	return made;
 }
 
 static Finding
@@ -254,14 +284,19 @@ check_wraparound(const Facts *f)
 {
 	Relation	rel = f->store.rel;
 	StdRdOptions *options = (StdRdOptions *) rel->rd_options;
-	double		age = Max(frozen_age(rel), toast_age(rel->rd_rel->reltoastrelid));
-	double		max_age = autovacuum_freeze_max_age;
+	Age			xid = make_age(Max(transaction_age(rel), toast_age(rel->rd_rel->reltoastrelid)),
+							   autovacuum_freeze_max_age,
+							   options != NULL ? &options->autovacuum.freeze_max_age : NULL);
+	Age			multixact = make_age(multixact_age(rel), autovacuum_multixact_freeze_max_age,
+									 options != NULL ? &options->autovacuum.multixact_freeze_max_age : NULL);
+	bool		by_multixact = multixact.age * xid.max_age > xid.age * multixact.max_age;
+	Age			worse = by_multixact ? multixact : xid;
 
-	if (options != NULL && options->autovacuum.freeze_max_age >= 0)
-		max_age = Min(max_age, options->autovacuum.freeze_max_age);
-	return judge(age, idem_health_wraparound < 0 ? -1 : max_age * idem_health_wraparound / 100,
-				 psprintf("the table's oldest transaction is %.0f transactions old; autovacuum is to freeze it at %.0f",
-						  age, max_age));
+	return judge(worse.age, idem_health_wraparound < 0 ? -1 : worse.max_age * idem_health_wraparound / 100,
+				 psprintf(by_multixact ?
+						  "the table's oldest multixact is %.0f multixacts old; autovacuum is to freeze it at %.0f" :
+						  "the table's oldest transaction is %.0f transactions old; autovacuum is to freeze it at %.0f",
+						  worse.age, worse.max_age));
 }
 
 static Finding
@@ -298,15 +333,26 @@ static const struct
 
 #define NITEMS lengthof(items)
 
-/* Looks at the table in the store, which stays open. */
+/*
+ * Looks at the table in the store, which stays open.  The worker's look is one
+ * of a second, shared out: what is not in memory is not read to the end.
+ */
 static void
-gather(Facts *f)
+gather(Facts *f, bool quickly)
 {
+	IdemTicks	begin = idem_ticks();
+	IdemTicks	until[3] = {0};
+
+	if (quickly)
+		for (int i = 0; i < lengthof(until); i++)
+			until[i] = idem_ticks_after(begin, (i + 1) * QUICK_LOOK / lengthof(until));
+	f->sample.until = until[0];
 	f->now = GetCurrentTimestamp();
 	f->sample.stuck_since = f->now - idem_health_stuck_after * USECS_PER_SEC;
 	idem_survey_sample(&f->store, &f->sample);
-	f->expired = idem_expired_rows(&f->store, Max(idem_health_backlog, 0) + INT64CONST(1));
-	f->held = idem_held_rows(&f->store, Max(idem_health_held_unknown, HELD_AT_LEAST) + INT64CONST(1));
+	f->expired = idem_expired_rows(&f->store, Max(idem_health_backlog, 0) + INT64CONST(1), until[1]);
+	f->held = idem_held_rows(&f->store, Max(idem_health_held_unknown, HELD_AT_LEAST) + INT64CONST(1),
+							 until[2]);
 	f->backlog = f->expired.rows;
 	f->exact = f->expired.all || f->sample.scale == 1.0;
 	if (!f->expired.all)
@@ -339,7 +385,7 @@ idem_health(PG_FUNCTION_ARGS)
 	if (desc->natts != 5)
 		elog(ERROR, "idem_health() returns %d columns", desc->natts);
 	facts.store.table = idem_open_table(AccessShareLock, true, &facts.store.rel);
-	gather(&facts);
+	gather(&facts, false);
 	for (int i = 0; i < NITEMS; i++)
 	{
 		Finding		item = items[i].check(&facts);
@@ -394,7 +440,7 @@ idem_health_report(uint32 *memory)
 	facts.store.table = idem_open_table(AccessShareLock, false, &facts.store.rel);
 	if (facts.store.table == NULL)
 		return;
-	gather(&facts);
+	gather(&facts, true);
 	for (int i = 0; i < NITEMS; i++)
 	{
 		checked[i] = items[i].check(&facts);

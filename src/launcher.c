@@ -55,6 +55,7 @@
 #include "notice.h"
 #include "settings.h"
 #include "sweeper.h"
+#include "ticks.h"
 #include "window.h"
 #include "worker.h"
 
@@ -68,11 +69,11 @@
 
 static volatile sig_atomic_t must_stop = false;
 
-static TimestampTz next_reading = 0;	/* of pg_database */
+static IdemTicks next_reading = 0;	/* of pg_database */
 
 /* Sweepers that could not be started, one after the other. */
 static int	refusals = 0;
-static TimestampTz refused_until = 0;
+static IdemTicks refused_until = 0;
 
 static void
 request_stop(SIGNAL_ARGS)
@@ -109,13 +110,16 @@ idem_launcher_pid(void)
 {
 	LockData   *locks = GetLockStatusData();
 	LOCKTAG		tag;
+	int			pid = 0;
 
 	launcher_tag(&tag);
-	for (int i = 0; i < locks->nelements; i++)
+	for (int i = 0; i < locks->nelements && pid == 0; i++)
 		if (memcmp(&locks->locks[i].locktag, &tag, sizeof(tag)) == 0 &&
 			locks->locks[i].holdMask != 0)
-			return locks->locks[i].pid;
-	return 0;
+			pid = locks->locks[i].pid;
+	pfree(locks->locks);
+	pfree(locks);
+	return pid;
 }
 
 static void
@@ -130,12 +134,6 @@ become_the_launcher(void)
 	/* Who stops the worker says so, and then looks who has the lock. */
 	if (idem_worker_is_stopped())
 		proc_exit(0);
-}
-
-static TimestampTz
-later(TimestampTz than, int64 milliseconds)
-{
-	return than + milliseconds * 1000;
 }
 
 static int64
@@ -194,14 +192,14 @@ note_success(IdemDatabase *database)
 }
 
 static void
-note_refusal(TimestampTz now)
+note_refusal(IdemTicks now)
 {
 	if (refusals++ == 0)
 		ereport(WARNING,
 				(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 				 errmsg("could not start an idempotency sweeper: no free background worker slot"),
 				 errhint("Raise \"max_worker_processes\". There is no further message until one could be started.")));
-	refused_until = later(now, backed_off(SECOND, refusals, 60 * SECOND));
+	refused_until = idem_ticks_after(now, backed_off(SECOND, refusals, 60 * SECOND));
 }
 
 static void
@@ -224,9 +222,10 @@ forget_sweep(IdemDatabase *database)
  * don't keep the others from being swept.
  */
 static void
-take_result(IdemDatabase *database, const IdemVisit *visit, TimestampTz begin, TimestampTz end)
+take_result(IdemDatabase *database, const IdemVisit *visit, IdemTicks begin, IdemTicks end)
 {
-	bool		moved = visit->deleted > 0 || visit->sweep.position != database->sweep.position;
+	bool		moved = visit->deleted > 0 || visit->sweep.position != database->sweep.position ||
+		!ItemPointerEquals((ItemPointer) &visit->sweep.entry, &database->sweep.entry);
 
 	database->has_extension = visit->has_extension;
 	if (visit->only_health && visit->has_extension)
@@ -243,28 +242,28 @@ take_result(IdemDatabase *database, const IdemVisit *visit, TimestampTz begin, T
 	if (!visit->has_extension && !visit->sweep.locked_out)
 	{
 		forget_sweep(database);
-		database->due = later(end, until_next_look(database->oid));
+		database->due = idem_ticks_after(end, until_next_look(database->oid));
 	}
 	else if (visit->sweep.more && moved)
 	{
 		database->sweep = visit->sweep;
 		database->estimate = visit->estimate;
-		database->due = later(end, Max(visit->pause, GAP));
+		database->due = idem_ticks_after(end, Max(visit->pause, GAP));
 	}
 	else
 	{
 		forget_sweep(database);
-		database->due = Max(later(begin, naptime()), later(end, GAP));
+		database->due = Max(idem_ticks_after(begin, naptime()), idem_ticks_after(end, GAP));
 	}
 }
 
 static void
-take_failure(IdemDatabase *database, const IdemVisit *visit, TimestampTz end)
+take_failure(IdemDatabase *database, const IdemVisit *visit, IdemTicks end)
 {
 	forget_sweep(database);
 	database->has_extension = visit->has_extension;
 	database->failures++;
-	database->due = later(end, backed_off(naptime(), database->failures, HOUR));
+	database->due = idem_ticks_after(end, backed_off(naptime(), database->failures, HOUR));
 	note_failure(database, "sweep expired idempotency keys", visit->error,
 				 "It is tried again, after longer and longer pauses.");
 }
@@ -272,8 +271,8 @@ take_failure(IdemDatabase *database, const IdemVisit *visit, TimestampTz end)
 static void
 call_on(IdemDatabase *database, bool only_health)
 {
-	TimestampTz begin = GetCurrentTimestamp();
-	TimestampTz end;
+	IdemTicks	begin = idem_ticks();
+	IdemTicks	end;
 	IdemVisit	visit = {0};
 	IdemVisitEnd how;
 
@@ -285,14 +284,14 @@ call_on(IdemDatabase *database, bool only_health)
 	visit.only_health = only_health;
 	visit.health = only_health || begin >= database->health_due;
 	how = idem_visit(&visit);
-	end = GetCurrentTimestamp();
+	end = idem_ticks();
 	database->bad_items = visit.bad_items;
 
 	if (how != IDEM_VISIT_NO_SLOT && how != IDEM_VISIT_NOT_NOW)
 	{
 		note_start();
 		if (visit.health)
-			database->health_due = later(end, naptime());
+			database->health_due = idem_ticks_after(end, naptime());
 	}
 	switch (how)
 	{
@@ -304,10 +303,10 @@ call_on(IdemDatabase *database, bool only_health)
 			break;
 		case IDEM_VISIT_ENDED:
 			forget_sweep(database);
-			database->due = later(end, naptime());
+			database->due = idem_ticks_after(end, naptime());
 			break;
 		case IDEM_VISIT_NOT_NOW:
-			database->due = database->health_due = later(end, SECOND);
+			database->due = database->health_due = idem_ticks_after(end, SECOND);
 			break;
 		case IDEM_VISIT_NO_SLOT:
 			note_refusal(end);
@@ -317,7 +316,7 @@ call_on(IdemDatabase *database, bool only_health)
 
 /* What there is notice of is due at once, and so is what is new in the list. */
 static void
-read_databases(TimestampTz now)
+read_databases(IdemTicks now)
 {
 	Oid			created[IDEM_NOTICES];
 	int			n = idem_notice_take(created);
@@ -325,7 +324,7 @@ read_databases(TimestampTz now)
 	int			nall;
 
 	idem_databases_read();
-	next_reading = later(now, naptime());
+	next_reading = idem_ticks_after(now, naptime());
 	nall = idem_databases(&all);
 
 	if (n > IDEM_NOTICES)
@@ -345,7 +344,7 @@ read_databases(TimestampTz now)
  * Outside of the window, where there is health to look at, that is all.  It is
  * looked at as often where sweeps fail, and are tried less and less.
  */
-static TimestampTz
+static IdemTicks
 due_time(const IdemDatabase *database, bool only_health)
 {
 	if (!database->has_extension)
@@ -370,7 +369,7 @@ due_first(bool only_health)
 
 /* Which databases, and when, may have changed. */
 static void
-reload(TimestampTz now)
+reload(IdemTicks now)
 {
 	IdemDatabase *all;
 	int			n = idem_databases(&all);
@@ -379,33 +378,34 @@ reload(TimestampTz now)
 	next_reading = now;
 	for (int i = 0; i < n; i++)
 	{
-		all[i].health_due = Min(all[i].health_due, later(now, naptime()));
+		all[i].health_due = Min(all[i].health_due, idem_ticks_after(now, naptime()));
 		if (all[i].has_extension && all[i].failures == 0)
-			all[i].due = Min(all[i].due, later(now, naptime()));
+			all[i].due = Min(all[i].due, idem_ticks_after(now, naptime()));
 	}
 }
 
 /* When the window may open, by any time zone and calendar: with a minute. */
-static TimestampTz
-next_minute(TimestampTz now)
+static IdemTicks
+next_minute(IdemTicks now, TimestampTz clock)
 {
-	return now + USECS_PER_MINUTE - ((now % USECS_PER_MINUTE) + USECS_PER_MINUTE) % USECS_PER_MINUTE;
+	return now + USECS_PER_MINUTE - ((clock % USECS_PER_MINUTE) + USECS_PER_MINUTE) % USECS_PER_MINUTE;
 }
 
 /* Does what there is to do, and returns when there will be more. */
-static TimestampTz
-turn(TimestampTz now)
+static IdemTicks
+turn(IdemTicks now)
 {
-	bool		only_health = !idem_window_is_open(now);
+	TimestampTz clock = GetCurrentTimestamp();
+	bool		only_health = !idem_window_is_open(clock);
 	IdemDatabase *database;
-	TimestampTz due;
-	TimestampTz next;
+	IdemTicks	due;
+	IdemTicks	next;
 
 	if (!idem_worker)
-		return later(now, LONGEST_SLEEP);
+		return idem_ticks_after(now, LONGEST_SLEEP);
 	if (now >= next_reading)
 		read_databases(now);
-	next = only_health ? Min(next_reading, next_minute(now)) : next_reading;
+	next = only_health ? Min(next_reading, next_minute(now, clock)) : next_reading;
 	database = due_first(only_health);
 	if (database == NULL)
 		return next;
@@ -417,17 +417,17 @@ turn(TimestampTz now)
 }
 
 static void
-sleep_until(TimestampTz time)
+sleep_until(IdemTicks until)
 {
 	static uint32 wait_event = 0;
-	long		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), time);
+	IdemTicks	now = idem_ticks();
 
 	if (wait_event == 0)
 		wait_event = idem_wait_event_new("IdempotencyLauncherMain");
-	if (timeout > 0)
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 Min(timeout, (long) LONGEST_SLEEP), wait_event);
-	ResetLatch(MyLatch);
+	if (now < until)
+		idem_sleep_once((until - now + 999) / 1000, wait_event);
+	else
+		ResetLatch(MyLatch);
 }
 
 void
@@ -446,7 +446,7 @@ idem_launcher_main(Datum arg)
 									ALLOCSET_DEFAULT_SIZES);
 	for (;;)
 	{
-		TimestampTz next;
+		IdemTicks	next;
 
 		CHECK_FOR_INTERRUPTS();
 		if (must_stop)
@@ -454,13 +454,13 @@ idem_launcher_main(Datum arg)
 		if (ConfigReloadPending)
 		{
 			ConfigReloadPending = false;
-			reload(GetCurrentTimestamp());
+			reload(idem_ticks());
 		}
 		if (idem_notice_is_pending())
 			next_reading = 0;
 
 		MemoryContextSwitchTo(context);
-		next = turn(GetCurrentTimestamp());
+		next = turn(idem_ticks());
 		MemoryContextReset(context);
 		sleep_until(next);
 	}

@@ -39,7 +39,8 @@ static shmem_startup_hook_type next_startup_hook = NULL;
 void
 idem_shared_add(const char *name, Size size, IdemSharedInit init, void **place)
 {
-	Assert(nparts < lengthof(parts));
+	if (nparts == lengthof(parts))
+		elog(ERROR, "too many parts of shared memory");
 	parts[nparts].name = name;
 	parts[nparts].size = size;
 	parts[nparts].init = init;

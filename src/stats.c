@@ -328,7 +328,9 @@ note_run(Entry *entry, const IdemSweepRun *run, int64 sweeping)
 {
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
 	entry->sweeping += sweeping;
-	if (run->end >= entry->last_sweep.end)
+
+	/* Earlier ones may be counted later; but somebody may have set the clock. */
+	if (run->end >= entry->last_sweep.end || entry->last_sweep.end > GetCurrentTimestamp())
 		entry->last_sweep = *run;
 	if (run->error[0] != '\0')
 		strlcpy(entry->last_error, run->error, sizeof(entry->last_error));
@@ -492,9 +494,7 @@ require_shared_memory(void)
 						 IDEM_EXTENSION)));
 }
 
-/*
- * A worker without a database may have cut the text off within a character.
- */
+/* Databases of several encodings may share an entry. */
 static char *
 readable(char *text)
 {

@@ -12,7 +12,9 @@
  *
  * Indexes, constraints, column defaults and AFTER ROW triggers that somebody
  * added to the table are honoured.  They may be anybody's code, so they run
- * as the table's owner with a safe search_path (enter_owner).
+ * as the table's owner with a safe search_path (enter_owner).  A sweep, which
+ * runs without anybody's asking and mostly as a superuser, lets them leave
+ * nothing behind that would run when the transaction commits, as itself.
  *
  *-------------------------------------------------------------------------
  */
@@ -46,12 +48,20 @@ typedef struct IdemWriter
 	int			save_nestlevel;
 } IdemWriter;
 
-static void
-enter_owner(IdemWriter *w, Relation rel)
+static bool
+is_sweep(const IdemStore *store)
 {
+	return store->name.key == NULL;
+}
+
+static void
+enter_owner(IdemWriter *w, const IdemStore *store)
+{
+	int			restriction = is_sweep(store) ? SECURITY_RESTRICTED_OPERATION : 0;
+
 	GetUserIdAndSecContext(&w->save_userid, &w->save_sec_context);
-	SetUserIdAndSecContext(rel->rd_rel->relowner,
-						   w->save_sec_context | SECURITY_LOCAL_USERID_CHANGE);
+	SetUserIdAndSecContext(store->rel->rd_rel->relowner,
+						   w->save_sec_context | SECURITY_LOCAL_USERID_CHANGE | restriction);
 	w->save_nestlevel = NewGUCNestLevel();
 	(void) set_config_option("search_path", "pg_catalog, pg_temp",
 							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
@@ -71,21 +81,22 @@ make_writer(IdemStore *store)
 	IdemWriter *w = palloc0(sizeof(IdemWriter));
 
 	w->estate = CreateExecutorState();
+	MemoryContextSwitchTo(w->estate->es_query_cxt);
 	w->rri = makeNode(ResultRelInfo);
 	InitResultRelInfo(w->rri, store->rel, 0, NULL, 0);
-	if (store->rel->trigdesc != NULL)
-		w->estate->es_opened_result_relations = list_make1(w->rri);
+	w->estate->es_opened_result_relations = list_make1(w->rri);
 	w->slot = ExecInitExtraTupleSlot(w->estate, RelationGetDescr(store->rel), &TTSOpsVirtual);
 	MemoryContextSwitchTo(old);
 	return w;
 }
 
+/* With the tables, if any, to which triggers of foreign keys have gone on. */
 void
 idem_writer_end(IdemStore *store)
 {
 	IdemWriter *w = store->writer;
 
-	ExecCloseIndices(w->rri);
+	ExecCloseResultRelations(w->estate);
 	ExecResetTupleTable(w->estate->es_tupleTable, false);
 	FreeExecutorState(w->estate);
 	pfree(w);
@@ -100,7 +111,7 @@ open_indexes(IdemStore *store)
 
 	if (store->writer->rri->ri_IndexRelationDescs != NULL)
 		return;
-	old = MemoryContextSwitchTo(store->context);
+	old = MemoryContextSwitchTo(store->writer->estate->es_query_cxt);
 	ExecOpenIndices(store->writer->rri, false);
 	MemoryContextSwitchTo(old);
 }
@@ -118,7 +129,7 @@ begin_write(IdemStore *store)
 	CommandCounterIncrement();
 	w->estate->es_output_cid = GetCurrentCommandId(true);
 	if (store->table->foreign_code)
-		enter_owner(w, store->rel);
+		enter_owner(w, store);
 	if (store->rel->trigdesc != NULL)
 		AfterTriggerBeginQuery();
 	return w;
@@ -132,7 +143,7 @@ end_write(IdemStore *store, bool done)
 	if (done)
 	{
 		store->wrote = true;
-		if (store->name.key != NULL)	/* nobody waits for what is swept */
+		if (!is_sweep(store))	/* nobody waits for what is swept */
 			idem_xact_touched(store);
 	}
 	if (store->rel->trigdesc != NULL)

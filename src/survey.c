@@ -6,9 +6,9 @@
  * The summary reads the whole table.  What is asked for again and again must
  * not: it reads a sample of pages, at equal distances from a random one, so that
  * each page has the same chance (single pages, since the rows of one incident
- * lie together), and counts what the index on due_at leads to, up to a limit: there lie the rows that
- * have expired, and at infinity those that are held.  A table of no more pages
- * than the sample has is read whole.
+ * lie together), and counts what the index on due_at leads to, up to a limit:
+ * there lie the rows that have expired, and at infinity those that are held.  A
+ * table of no more pages than the sample has is read whole.
  *
  *-------------------------------------------------------------------------
  */
@@ -37,8 +37,17 @@
 
 #define SAMPLE_PAGES 2048		/* 16 MB */
 
+/* Where a sample is cut short, its pages still come from all over the table. */
+#define SAMPLE_STEP 1103		/* odd, so that each page has its turn */
+
 /* Entries of dead rows that a count may come across, beyond its limit. */
 #define DEAD_ENTRIES INT64CONST(100000)
+
+static bool
+is_over(IdemTicks until)
+{
+	return until != 0 && idem_ticks() >= until;
+}
 
 static void
 begin_survey(IdemSurvey *survey)
@@ -50,6 +59,13 @@ begin_survey(IdemSurvey *survey)
 	survey->stuck = 0;
 	survey->bytes = 0;
 	survey->scale = 1.0;
+}
+
+/* A row that somebody wrote by hand may have expired for ever. */
+static TimestampTz
+older(TimestampTz oldest, TimestampTz expiry)
+{
+	return TIMESTAMP_NOT_FINITE(expiry) ? oldest : Min(oldest, expiry);
 }
 
 static void
@@ -66,7 +82,7 @@ count_row(IdemStore *store, IdemSurvey *survey, TupleTableSlot *slot)
 	if (!idem_is_live(&version, survey->now))
 	{
 		survey->expired++;
-		survey->oldest = Min(survey->oldest, idem_instant(&version, IDEM_COL_EXPIRES_AT));
+		survey->oldest = older(survey->oldest, idem_instant(&version, IDEM_COL_EXPIRES_AT));
 		return;
 	}
 	status = idem_status_at(store, &version, survey->now);
@@ -110,8 +126,10 @@ void
 idem_survey_sample(IdemStore *store, IdemSurvey *survey)
 {
 	BlockNumber pages = RelationGetNumberOfBlocks(store->rel);
+	double		distance = (double) pages / SAMPLE_PAGES;
 	TupleTableSlot *slot;
 	double		first;
+	int			read;
 
 	if (pages <= SAMPLE_PAGES)
 	{
@@ -119,11 +137,12 @@ idem_survey_sample(IdemStore *store, IdemSurvey *survey)
 		return;
 	}
 	begin_survey(survey);
-	survey->scale = (double) pages / SAMPLE_PAGES;
-	first = survey->scale * idem_random_fraction();
+	first = distance * idem_random_fraction();
 	slot = table_slot_create(store->rel, NULL);
-	for (int i = 0; i < SAMPLE_PAGES; i++)
-		survey_page(store, survey, slot, (BlockNumber) Min(first + i * survey->scale, pages - 1));
+	for (read = 0; read < SAMPLE_PAGES && !is_over(survey->until); read++)
+		survey_page(store, survey, slot,
+					(BlockNumber) Min(first + (read * SAMPLE_STEP % SAMPLE_PAGES) * distance, pages - 1));
+	survey->scale = (double) pages / Max(read, 1);
 	ExecDropSingleTupleTableSlot(slot);
 }
 
@@ -137,7 +156,8 @@ is_due(IdemStore *store, const IdemVersion *version, TimestampTz now, bool held)
 }
 
 static IdemDueRows
-due_rows(IdemStore *store, StrategyNumber strategy, TimestampTz bound, bool held, int64 limit)
+due_rows(IdemStore *store, StrategyNumber strategy, TimestampTz bound, bool held, int64 limit,
+		 IdemTicks until)
 {
 	IdemDueRows found = {0, DT_NOEND, false};
 	TimestampTz now = GetCurrentTimestamp();
@@ -157,7 +177,7 @@ due_rows(IdemStore *store, StrategyNumber strategy, TimestampTz bound, bool held
 				TimestampTzGetDatum(bound));
 	scan = idem_index_beginscan(store->rel, index, GetActiveSnapshot(), 1);
 	index_rescan(scan, &key, 1, NULL, 0);
-	while (found.rows < limit && entries < limit + DEAD_ENTRIES && !found.all)
+	while (found.rows < limit && entries < limit + DEAD_ENTRIES && !found.all && !is_over(until))
 	{
 		ItemPointer tid = index_getnext_tid(scan, ForwardScanDirection);
 
@@ -170,8 +190,8 @@ due_rows(IdemStore *store, StrategyNumber strategy, TimestampTz bound, bool held
 			slot_getallattrs(version.slot);
 			if (!is_due(store, &version, now, held))
 				continue;
-			if (found.rows++ == 0)
-				found.oldest = idem_instant(&version, IDEM_COL_EXPIRES_AT);
+			found.rows++;
+			found.oldest = older(found.oldest, idem_instant(&version, IDEM_COL_EXPIRES_AT));
 		}
 	}
 	index_endscan(scan);
@@ -182,16 +202,16 @@ due_rows(IdemStore *store, StrategyNumber strategy, TimestampTz bound, bool held
 
 /* The rows that wait for a sweep. */
 IdemDueRows
-idem_expired_rows(IdemStore *store, int64 limit)
+idem_expired_rows(IdemStore *store, int64 limit, IdemTicks until)
 {
-	return due_rows(store, BTLessEqualStrategyNumber, GetCurrentTimestamp(), false, limit);
+	return due_rows(store, BTLessEqualStrategyNumber, GetCurrentTimestamp(), false, limit, until);
 }
 
 /* The rows of unknown outcome, which wait for idem_resolve(). */
 IdemDueRows
-idem_held_rows(IdemStore *store, int64 limit)
+idem_held_rows(IdemStore *store, int64 limit, IdemTicks until)
 {
-	return due_rows(store, BTGreaterEqualStrategyNumber, DT_NOEND, true, limit);
+	return due_rows(store, BTGreaterEqualStrategyNumber, DT_NOEND, true, limit, until);
 }
 
 #define SUMMARY_COLUMNS (IDEM_NSTATUS + 6)
@@ -228,8 +248,9 @@ idem_summary(PG_FUNCTION_ARGS)
 	for (i = 0; i < IDEM_NSTATUS; i++)
 		values[i] = Int64GetDatum(survey.rows[i]);
 	values[i++] = Int64GetDatum(survey.expired);
-	nulls[i] = survey.expired == 0;
-	values[i++] = idem_make_interval(survey.expired > 0 ? survey.now - survey.oldest : 0);
+	nulls[i] = survey.oldest == DT_NOEND;
+	values[i] = idem_make_interval(nulls[i] ? 0 : survey.now - survey.oldest);
+	i++;
 	values[i++] = DirectFunctionCall1(pg_table_size, relid);
 	values[i++] = DirectFunctionCall1(pg_indexes_size, relid);
 	values[i++] = DirectFunctionCall1(pg_total_relation_size, relid);

@@ -9,10 +9,12 @@
 #define IDEM_SURVEY_H
 
 #include "store.h"
+#include "ticks.h"
 
 typedef struct IdemSurvey
 {
 	TimestampTz now;
+	IdemTicks	until;			/* in: when a sample or count ends; 0: never */
 	TimestampTz stuck_since;	/* in: a lease that ended before is a stuck claim's */
 	int64		rows[IDEM_NSTATUS]; /* live ones, as they stand now */
 	int64		expired;
@@ -26,13 +28,13 @@ typedef struct IdemSurvey
 typedef struct IdemDueRows
 {
 	int64		rows;
-	TimestampTz oldest;			/* the first one's expiry, or DT_NOEND */
+	TimestampTz oldest;			/* the first expiry, or DT_NOEND */
 	bool		all;			/* or there may be more */
 } IdemDueRows;
 
 extern void idem_survey(IdemStore *store, IdemSurvey *survey);
 extern void idem_survey_sample(IdemStore *store, IdemSurvey *survey);
-extern IdemDueRows idem_expired_rows(IdemStore *store, int64 limit);
-extern IdemDueRows idem_held_rows(IdemStore *store, int64 limit);
+extern IdemDueRows idem_expired_rows(IdemStore *store, int64 limit, IdemTicks until);
+extern IdemDueRows idem_held_rows(IdemStore *store, int64 limit, IdemTicks until);
 
 #endif							/* IDEM_SURVEY_H */

@@ -10,8 +10,10 @@
  * changing or has locked answers so; both are left alone.  No key lock is
  * taken, since no version is made.
  *
- * A batch begins where the last one ended, past the entries of the rows it has
- * tried; entries that are dead to everybody are marked, as by any scan.
+ * A batch begins where the last one ended.  Entries of rows that are dead to
+ * everybody are marked, as by any scan.  Where a transaction that is still open
+ * keeps vacuum and us from that, they are stepped over anew by each sweep, which
+ * takes time, too: so the place where a batch ends is an entry's, not a row's.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,6 +27,7 @@
 #include "catalog/catalog.h"
 #include "commands/trigger.h"
 #include "executor/tuptable.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
 #include "storage/lmgr.h"
@@ -44,12 +47,13 @@
 typedef struct DueScan
 {
 	IdemStore	store;
+	MemoryContext context;		/* of all that the scan needs */
+	MemoryContext old_context;
 	Relation	index;
 	IndexScanDesc scan;
 	TupleTableSlot *slot;
 	List	   *locked;			/* besides the table, in this mode */
 	LOCKMODE	lockmode;
-	ItemPointerData entry;		/* where the index entry of the row points */
 	TimestampTz now;
 	MemoryContext row_context;	/* if writes run code that isn't ours */
 	int			timeouts;		/* of locks that such code asked for */
@@ -89,20 +93,17 @@ unlock_relations(DueScan *d)
 
 	foreach(lc, d->locked)
 		UnlockRelationOid(lfirst_oid(lc), d->lockmode);
-	list_free(d->locked);
-	d->locked = NIL;
 }
 
 /* All of them, or none. */
 static bool
 try_lock_relations(DueScan *d, LOCKMODE lockmode)
 {
-	List	   *oids = relations_to_lock(d, lockmode);
 	ListCell   *lc;
 
 	d->locked = NIL;
 	d->lockmode = lockmode;
-	foreach(lc, oids)
+	foreach(lc, relations_to_lock(d, lockmode))
 	{
 		if (!ConditionalLockRelationOid(lfirst_oid(lc), lockmode))
 		{
@@ -111,17 +112,13 @@ try_lock_relations(DueScan *d, LOCKMODE lockmode)
 		}
 		d->locked = lappend_oid(d->locked, lfirst_oid(lc));
 	}
-	list_free(oids);
 	return true;
 }
 
 /* False if something can't be had without waiting. */
 static bool
-begin_due_scan(DueScan *d, const IdemSweep *sweep, LOCKMODE lockmode)
+open_due_index(DueScan *d, LOCKMODE lockmode)
 {
-	ScanKeyData keys[2];
-	int			nkeys = 1;
-
 	if (!idem_open_to_sweep(&d->store, lockmode))
 		return false;
 	if (!OidIsValid(d->store.table->due_index))
@@ -136,6 +133,31 @@ begin_due_scan(DueScan *d, const IdemSweep *sweep, LOCKMODE lockmode)
 		return false;
 	}
 	d->index = index_open(d->store.table->due_index, NoLock);
+	return true;
+}
+
+static void
+leave_context(DueScan *d)
+{
+	MemoryContextSwitchTo(d->old_context);
+	MemoryContextDelete(d->context);
+}
+
+/* The same; the scan has a memory context of its own, which becomes current. */
+static bool
+begin_due_scan(DueScan *d, const IdemSweep *sweep, LOCKMODE lockmode)
+{
+	ScanKeyData keys[2];
+	int			nkeys = 1;
+
+	d->context = AllocSetContextCreate(CurrentMemoryContext, "idempotency sweep",
+									   ALLOCSET_DEFAULT_SIZES);
+	d->old_context = MemoryContextSwitchTo(d->context);
+	if (!open_due_index(d, lockmode))
+	{
+		leave_context(d);
+		return false;
+	}
 	d->now = GetCurrentTimestamp();
 	d->timeouts = 0;
 
@@ -147,6 +169,7 @@ begin_due_scan(DueScan *d, const IdemSweep *sweep, LOCKMODE lockmode)
 
 	/* SnapshotSelf: what is committed now, without predicate locks. */
 	d->scan = idem_index_beginscan(d->store.rel, d->index, SnapshotSelf, nkeys);
+	d->scan->xs_want_itup = true;
 	index_rescan(d->scan, keys, nkeys, NULL, 0);
 	d->slot = table_slot_create(d->store.rel, NULL);
 	return true;
@@ -162,6 +185,7 @@ end_due_scan(DueScan *d)
 	if (!d->store.wrote)
 		unlock_relations(d);	/* as idem_close() does with the table's */
 	idem_close(&d->store);
+	leave_context(d);
 }
 
 /* Deletes the version in the slot, unless somebody else is at the row. */
@@ -185,6 +209,28 @@ ends_sweep(int sqlstate)
 }
 
 /*
+ * A foreign key may be checked when the transaction ends, and would undo the
+ * whole batch then.  In a transaction that does nothing else it need not be.
+ */
+static void
+check_constraints_at_once(void)
+{
+	ConstraintsSetStmt *all = makeNode(ConstraintsSetStmt);
+
+	all->deferred = false;
+	AfterTriggerSetState(all);
+}
+
+static void
+note_error(IdemSweep *sweep, const char *message)
+{
+	int			room = sizeof(sweep->error) - 1;
+
+	strlcpy(sweep->error, message, pg_mbcliplen(message, strlen(message), room) + 1);
+	sweep->failed++;
+}
+
+/*
  * The same where that runs code that isn't ours, such as the check of a
  * foreign key that somebody made: its error costs this row only, and where it
  * would wait for a lock, the row is left for the next sweep.
@@ -205,6 +251,8 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 	{
 		int			nestlevel = NewGUCNestLevel();
 
+		if (sweep->own_transaction)
+			check_constraints_at_once();
 		(void) set_config_option("lock_timeout", SHORTEST_LOCK_TIMEOUT,
 								 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
 		deleted = delete_row(d);
@@ -231,8 +279,7 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 		{
 			if (ends_sweep(error->sqlerrcode))
 				ReThrowError(error);
-			strlcpy(sweep->error, error->message, sizeof(sweep->error));
-			sweep->failed++;
+			note_error(sweep, error->message);
 		}
 	}
 	PG_END_TRY();
@@ -242,47 +289,47 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 	return deleted;
 }
 
-/* The next row that may have expired, in the slot. */
+/*
+ * Goes on to the next entry; false if an earlier batch has done so.  Entries of
+ * one due_at lie in the order of the places they point to.
+ */
 static bool
-next_due_row(DueScan *d)
+advance(DueScan *d, IdemSweep *sweep, ItemPointer entry)
 {
-	ItemPointer tid;
+	bool		isnull;
+	TimestampTz due_at = DatumGetTimestampTz(index_getattr(d->scan->xs_itup, 1,
+														   d->scan->xs_itupdesc, &isnull));
 
-	while ((tid = index_getnext_tid(d->scan, ForwardScanDirection)) != NULL)
+	if (sweep->positioned && due_at == sweep->position &&
+		ItemPointerCompare(entry, &sweep->entry) <= 0)
+		return false;
+	sweep->position = due_at;
+	sweep->entry = *entry;
+	sweep->positioned = true;
+	return true;
+}
+
+/* The next row that may have expired, in the slot, while there is time. */
+static bool
+next_due_row(DueScan *d, IdemSweep *sweep)
+{
+	ItemPointer entry;
+
+	while ((entry = index_getnext_tid(d->scan, ForwardScanDirection)) != NULL)
 	{
 		CHECK_FOR_INTERRUPTS();
-		d->entry = *tid;
-		if (index_fetch_heap(d->scan, d->slot))
+		if (sweep->until != 0 && idem_ticks() >= sweep->until)
+		{
+			sweep->more = true;
+			return false;
+		}
+		if (advance(d, sweep, entry) && index_fetch_heap(d->scan, d->slot))
 		{
 			slot_getallattrs(d->slot);
 			return true;
 		}
 	}
 	return false;
-}
-
-/*
- * Has an earlier batch tried the row?  Entries of one due_at lie in the order
- * of the places they point to.
- */
-static bool
-was_tried(const DueScan *d, const IdemSweep *sweep, TimestampTz due_at)
-{
-	return sweep->positioned && due_at == sweep->position &&
-		ItemPointerCompare((ItemPointer) &d->entry, (ItemPointer) &sweep->entry) <= 0;
-}
-
-/*
- * A foreign key may be checked when the transaction ends, and would undo the
- * whole batch then.  In a transaction that does nothing else it need not be.
- */
-static void
-check_constraints_at_once(void)
-{
-	ConstraintsSetStmt *all = makeNode(ConstraintsSetStmt);
-
-	all->deferred = false;
-	AfterTriggerSetState(all);
 }
 
 /*
@@ -295,7 +342,7 @@ check_constraints_at_once(void)
 int64
 idem_sweep_batch(IdemSweep *sweep, int batch_size)
 {
-	DueScan		d;
+	DueScan		d = {0};
 	int64		deleted = 0;
 	int64		tried = 0;
 
@@ -304,27 +351,11 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 	if (sweep->locked_out)
 		return 0;
 	if (d.store.table->foreign_code)
-	{
 		d.store.context = d.row_context =
-			AllocSetContextCreate(CurrentMemoryContext, "idempotency sweep", ALLOCSET_DEFAULT_SIZES);
-		if (sweep->own_transaction)
-			check_constraints_at_once();
-	}
+			AllocSetContextCreate(d.context, "idempotency sweep row", ALLOCSET_DEFAULT_SIZES);
 
-	while (!sweep->more && next_due_row(&d))
+	while (!sweep->more && next_due_row(&d, sweep))
 	{
-		TimestampTz due_at = DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_DUE_AT - 1]);
-
-		if (was_tried(&d, sweep, due_at))
-			continue;
-		if (sweep->until != 0 && GetCurrentTimestamp() >= sweep->until)
-		{
-			sweep->more = true;
-			break;
-		}
-		sweep->position = due_at;
-		sweep->entry = d.entry;
-		sweep->positioned = true;
 		if (DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_EXPIRES_AT - 1]) > d.now)
 			continue;
 		tried++;
@@ -333,8 +364,6 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 		sweep->more = (sweep->own_transaction ? tried : deleted) >= batch_size ||
 			d.timeouts >= MOST_LOCK_TIMEOUTS;
 	}
-	if (d.store.table->foreign_code)
-		MemoryContextDelete(d.row_context);
 	end_due_scan(&d);
 	sweep->deleted += deleted;
 	return deleted;
@@ -342,13 +371,14 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 
 /*
  * About how many rows a sweep has before it: the entries of the index, counted
- * up to limit.  Some may be dead, or not quite expired.
+ * up to limit, and while there is time (until; 0: for ever).  Some may be dead,
+ * or not quite expired.
  */
 int64
-idem_sweep_estimate(int64 limit)
+idem_sweep_estimate(int64 limit, IdemTicks until)
 {
 	IdemSweep	from_start = {0};
-	DueScan		d;
+	DueScan		d = {0};
 	int64		n = 0;
 
 	if (!begin_due_scan(&d, &from_start, AccessShareLock))
@@ -357,6 +387,8 @@ idem_sweep_estimate(int64 limit)
 	{
 		CHECK_FOR_INTERRUPTS();
 		n++;
+		if (until != 0 && idem_ticks() >= until)
+			break;
 	}
 	end_due_scan(&d);
 	return n;

@@ -13,6 +13,8 @@
 #include "datatype/timestamp.h"
 #include "storage/itemptr.h"
 
+#include "ticks.h"
+
 /* A larger number of rows is only called so. */
 #define IDEM_ESTIMATE_UP_TO INT64CONST(1000000)
 
@@ -26,7 +28,7 @@ typedef struct IdemSweep
 	ItemPointerData entry;		/* its place among the entries of that due_at */
 	bool		positioned;		/* are there such rows yet? */
 	bool		own_transaction;	/* each batch is all that its transaction does */
-	TimestampTz until;			/* when a batch ends, full or not; 0: never */
+	IdemTicks	until;			/* when a batch ends, full or not; 0: never */
 	bool		more;			/* the last batch did all it may, or had no more time */
 	bool		locked_out;		/* somebody has the table locked */
 	int64		deleted;		/* in all batches */
@@ -35,7 +37,7 @@ typedef struct IdemSweep
 } IdemSweep;
 
 extern int64 idem_sweep_batch(IdemSweep *sweep, int batch_size);
-extern int64 idem_sweep_estimate(int64 limit);
+extern int64 idem_sweep_estimate(int64 limit, IdemTicks until);
 extern char *idem_sweep_progress(const IdemSweep *sweep, int64 estimate);
 
 #endif							/* IDEM_SWEEP_H */

@@ -12,7 +12,6 @@
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
 #include "pgstat.h"
-#include "portability/instr_time.h"
 #include "utils/backend_status.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -20,11 +19,11 @@
 
 #include "args.h"
 #include "settings.h"
-#include "sleep.h"
 #include "stats.h"
 #include "sweep.h"
+#include "ticks.h"
 
-#define NOTICE_EVERY 5			/* seconds */
+#define NOTICE_EVERY 5000		/* milliseconds */
 /* VACUUM locks the table for a moment to give space back to the system. */
 #define LOCKED_TRIES	10
 #define LOCKED_PAUSE	(USECS_PER_SEC / 10)
@@ -137,19 +136,16 @@ rest(int64 pause)
 
 /* In pg_stat_activity at each batch, to the client every few seconds. */
 static void
-show_progress(const IdemSweep *sweep, int64 estimate, instr_time *last_notice)
+show_progress(const IdemSweep *sweep, int64 estimate, IdemTicks *next_notice)
 {
 	char	   *text = idem_sweep_progress(sweep, estimate);
 	char	   *activity = psprintf("CALL idem_sweep_all(): %s", text);
-	instr_time	now;
 
 	pgstat_report_activity(STATE_RUNNING, activity);
-	INSTR_TIME_SET_CURRENT(now);
-	INSTR_TIME_SUBTRACT(now, *last_notice);
-	if (INSTR_TIME_GET_DOUBLE(now) >= NOTICE_EVERY)
+	if (idem_ticks() >= *next_notice)
 	{
 		ereport(NOTICE, (errmsg("%s", text)));
-		INSTR_TIME_SET_CURRENT(*last_notice);
+		*next_notice = idem_ticks_after(idem_ticks(), NOTICE_EVERY);
 	}
 	pfree(activity);
 	pfree(text);
@@ -170,13 +166,12 @@ require_own_transactions(FunctionCallInfo fcinfo)
 static void
 sweep_in_batches(IdemSweep *sweep, int batch_size, int max_batches, int64 pause)
 {
-	instr_time	last_notice;
+	IdemTicks	next_notice = idem_ticks_after(idem_ticks(), NOTICE_EVERY);
 	int64		estimate;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
-	estimate = idem_sweep_estimate(IDEM_ESTIMATE_UP_TO);
+	estimate = idem_sweep_estimate(IDEM_ESTIMATE_UP_TO, 0);
 	PopActiveSnapshot();
-	INSTR_TIME_SET_CURRENT(last_notice);
 	for (int batch = 1;; batch++)
 	{
 		sweep_and_commit(sweep, batch_size);
@@ -185,7 +180,7 @@ sweep_in_batches(IdemSweep *sweep, int batch_size, int max_batches, int64 pause)
 			rest(LOCKED_PAUSE);
 			sweep_and_commit(sweep, batch_size);
 		}
-		show_progress(sweep, estimate, &last_notice);
+		show_progress(sweep, estimate, &next_notice);
 		if (!sweep->more || batch == max_batches)
 			break;
 		rest(pause);

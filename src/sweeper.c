@@ -48,9 +48,9 @@
 #include "extension.h"
 #include "health.h"
 #include "settings.h"
-#include "sleep.h"
 #include "stats.h"
 #include "sweeper.h"
+#include "ticks.h"
 #include "worker.h"
 
 #define VISIT_LASTS 1000		/* milliseconds, at most */
@@ -76,6 +76,18 @@ typedef struct Desk
 } Desk;
 
 static Desk *desk = NULL;
+
+/*
+ * How the sweeper finds the desk.  A launcher that isn't preloaded may run an
+ * older library than the sweeper, whose desk looks otherwise.
+ */
+typedef struct Invitation
+{
+	dsm_handle	segment;
+	Size		desk_size;
+} Invitation;
+
+StaticAssertDecl(sizeof(Invitation) <= BGW_EXTRALEN, "an invitation must fit into bgw_extra");
 
 /*
  * The launcher's side
@@ -104,7 +116,7 @@ own_segment(void)
 static BackgroundWorkerHandle *
 start(void)
 {
-	dsm_handle	segment = dsm_segment_handle(own_segment());
+	Invitation	invitation = {dsm_segment_handle(own_segment()), sizeof(Desk)};
 	BackgroundWorker worker;
 	BackgroundWorkerHandle *handle = NULL;
 
@@ -112,7 +124,7 @@ start(void)
 	worker.bgw_restart_time = BGW_NEVER_RESTART;
 	worker.bgw_notify_pid = MyProcPid;
 	worker.bgw_main_arg = ObjectIdGetDatum(desk->visit.database);
-	memcpy(worker.bgw_extra, &segment, sizeof(segment));
+	memcpy(worker.bgw_extra, &invitation, sizeof(invitation));
 	return RegisterDynamicBackgroundWorker(&worker, &handle) ? handle : NULL;
 }
 
@@ -121,7 +133,7 @@ static void
 await(BackgroundWorkerHandle *handle, Progress progress)
 {
 	static uint32 wait_event = 0;
-	TimestampTz patience = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), GIVEN_UP_AFTER);
+	IdemTicks	patience = idem_ticks_after(idem_ticks(), GIVEN_UP_AFTER);
 	pid_t		pid;
 
 	if (wait_event == 0)
@@ -131,7 +143,7 @@ await(BackgroundWorkerHandle *handle, Progress progress)
 		if (pg_atomic_read_u32(&desk->progress) >= progress ||
 			GetBackgroundWorkerPid(handle, &pid) == BGWH_STOPPED)
 			break;
-		if (idem_launcher_must_stop() || GetCurrentTimestamp() >= patience)
+		if (idem_launcher_must_stop() || idem_ticks() >= patience)
 			TerminateBackgroundWorker(handle);
 		idem_sleep_once(1000, wait_event);
 	}
@@ -221,20 +233,25 @@ tell(Progress progress)
 static void
 tell_termination(int code, Datum arg)
 {
-	if (idem_worker_was_terminated())
+	if (idem_worker_was_terminated() && pg_atomic_read_u32(&desk->progress) < TERMINATED)
 		tell(TERMINATED);
 }
 
 static void
 join_launcher(void)
 {
-	dsm_handle	handle;
+	Invitation	invitation;
 	dsm_segment *segment;
 
-	memcpy(&handle, MyBgworkerEntry->bgw_extra, sizeof(handle));
-	segment = dsm_attach(handle);
+	memcpy(&invitation, MyBgworkerEntry->bgw_extra, sizeof(invitation));
+	if (invitation.desk_size != sizeof(Desk))
+		ereport(FATAL,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the idempotency launcher runs another version of the library"),
+				 errhint("Restart it: call idem_stop_worker() and idem_start_worker().")));
 
 	/* The launcher has gone: nobody wants to know, and it will be back. */
+	segment = dsm_attach(invitation.segment);
 	if (segment == NULL)
 		proc_exit(0);
 	dsm_pin_mapping(segment);
@@ -323,7 +340,7 @@ estimate(IdemVisit *visit)
 {
 	begin_transaction();
 	if (lock_extension() == PRESENT)
-		visit->estimate = Min(visit->sweep.deleted + idem_sweep_estimate(IDEM_ESTIMATE_UP_TO),
+		visit->estimate = Min(visit->sweep.deleted + idem_sweep_estimate(IDEM_ESTIMATE_UP_TO, visit->sweep.until),
 							  IDEM_ESTIMATE_UP_TO);
 	commit_transaction();
 }
@@ -341,14 +358,14 @@ show_progress(const IdemVisit *visit)
 
 /* Returns false if the pause is too long to stay connected. */
 static bool
-rest(TimestampTz until)
+rest(IdemTicks until)
 {
 	if (ConfigReloadPending)
 	{
 		ConfigReloadPending = false;
 		ProcessConfigFile(PGC_SIGHUP);
 	}
-	if (TimestampTzPlusMilliseconds(GetCurrentTimestamp(), idem_sweep_pause) >= until ||
+	if (idem_ticks_after(idem_ticks(), idem_sweep_pause) >= until ||
 		!idem_worker)
 		return false;
 	idem_sleep_between_batches(idem_sweep_pause * INT64CONST(1000));
@@ -359,7 +376,7 @@ rest(TimestampTz until)
 static void
 sweep(IdemVisit *visit)
 {
-	TimestampTz until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), VISIT_LASTS);
+	IdemTicks	until = idem_ticks_after(idem_ticks(), VISIT_LASTS);
 
 	visit->sweep.own_transaction = true;
 	visit->sweep.until = until;

@@ -25,7 +25,7 @@
 #include "storage/condition_variable.h"
 
 #include "shared.h"
-#include "sleep.h"
+#include "ticks.h"
 #include "waiters.h"
 
 typedef struct Slot

@@ -12,6 +12,8 @@
  */
 #include "postgres.h"
 
+#include <signal.h>
+
 #include "miscadmin.h"
 #include "port/atomics.h"
 #include "postmaster/interrupt.h"
@@ -29,7 +31,7 @@
 #include "worker.h"
 
 static emit_log_hook_type next_log_hook = NULL;
-static bool terminated = false;
+static volatile sig_atomic_t terminated = false;
 
 /*
  * Has somebody stopped the worker?  In shared memory, for a launcher that the
@@ -59,12 +61,17 @@ static void
 hide_termination(ErrorData *edata)
 {
 	if (edata->elevel == FATAL && edata->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN)
-	{
-		terminated = true;
 		edata->output_to_server = false;
-	}
 	else if (next_log_hook != NULL)
 		next_log_hook(edata);
+}
+
+/* Does what die() does, or it would not end a wait for a lock. */
+static void
+note_termination(SIGNAL_ARGS)
+{
+	terminated = true;
+	die(postgres_signal_arg);
 }
 
 bool
@@ -100,15 +107,12 @@ override_settings(void)
 			SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 }
 
-/*
- * The beginning of a worker's process, before it connects.  SIGTERM is die():
- * a handler of our own would not end a wait for a lock.
- */
+/* The beginning of a worker's process, before it connects. */
 void
 idem_worker_begin(void)
 {
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	pqsignal(SIGTERM, die);
+	pqsignal(SIGTERM, note_termination);
 	next_log_hook = emit_log_hook;
 	emit_log_hook = hide_termination;
 	override_settings();

@@ -16,7 +16,7 @@
 
 #include "compat.h"
 #include "settings.h"
-#include "sleep.h"
+#include "ticks.h"
 #include "worker.h"
 
 static void
