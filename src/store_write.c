@@ -12,8 +12,8 @@
  *
  * Indexes, constraints, column defaults and AFTER ROW triggers that somebody
  * added to the table are honoured.  They may be anybody's code, so they run
- * as the table's owner with a safe search_path (enter_owner).  A sweep, which
- * runs without anybody's asking and mostly as a superuser, lets them leave
+ * as the table's owner (or as deleter.c says) with a safe search_path (become).
+ * A sweep, which runs without anybody's asking and mostly as a superuser, lets them leave
  * nothing behind that would run when the transaction commits, as itself.
  *
  *-------------------------------------------------------------------------
@@ -34,6 +34,7 @@
 #include "utils/snapmgr.h"
 
 #include "compat.h"
+#include "deleter.h"
 #include "store.h"
 #include "xact.h"
 
@@ -55,12 +56,12 @@ is_sweep(const IdemStore *store)
 }
 
 static void
-enter_owner(IdemWriter *w, const IdemStore *store)
+become(Oid role, IdemWriter *w, const IdemStore *store)
 {
 	int			restriction = is_sweep(store) ? SECURITY_RESTRICTED_OPERATION : 0;
 
 	GetUserIdAndSecContext(&w->save_userid, &w->save_sec_context);
-	SetUserIdAndSecContext(store->rel->rd_rel->relowner,
+	SetUserIdAndSecContext(role,
 						   w->save_sec_context | SECURITY_LOCAL_USERID_CHANGE | restriction);
 	w->save_nestlevel = NewGUCNestLevel();
 	(void) set_config_option("search_path", "pg_catalog, pg_temp",
@@ -68,7 +69,7 @@ enter_owner(IdemWriter *w, const IdemStore *store)
 }
 
 static void
-leave_owner(IdemWriter *w)
+become_oneself(IdemWriter *w)
 {
 	AtEOXact_GUC(false, w->save_nestlevel);
 	SetUserIdAndSecContext(w->save_userid, w->save_sec_context);
@@ -117,7 +118,7 @@ open_indexes(IdemStore *store)
 }
 
 static IdemWriter *
-begin_write(IdemStore *store)
+begin_write(IdemStore *store, CmdType operation)
 {
 	IdemWriter *w;
 
@@ -129,7 +130,8 @@ begin_write(IdemStore *store)
 	CommandCounterIncrement();
 	w->estate->es_output_cid = GetCurrentCommandId(true);
 	if (store->table->foreign_code)
-		enter_owner(w, store);
+		become(operation == CMD_DELETE ? idem_deleter(store->rel) : store->rel->rd_rel->relowner,
+			   w, store);
 	if (store->rel->trigdesc != NULL)
 		AfterTriggerBeginQuery();
 	return w;
@@ -156,7 +158,7 @@ end_write(IdemStore *store, bool done)
 	ExecClearTuple(w->slot);
 	ResetPerTupleExprContext(w->estate);
 	if (store->table->foreign_code)
-		leave_owner(w);
+		become_oneself(w);
 
 	/* What follows in this statement may see, and change, what we wrote. */
 	CommandCounterIncrement();
@@ -206,7 +208,7 @@ make_row(IdemWriter *w, IdemStore *store, Datum *values, bool *nulls)
 bool
 idem_insert(IdemStore *store, Datum *values, bool *nulls)
 {
-	IdemWriter *w = begin_write(store);
+	IdemWriter *w = begin_write(store, CMD_INSERT);
 	TupleTableSlot *slot;
 	List	   *recheck = NIL;
 	bool		conflict = false;
@@ -289,7 +291,7 @@ idem_update(IdemStore *store, Datum *values, bool *nulls)
 	if (result != TM_Ok)
 		return result;
 
-	w = begin_write(store);
+	w = begin_write(store, CMD_UPDATE);
 	CheckCmdReplicaIdentity(store->rel, CMD_UPDATE);
 	open_indexes(store);
 	slot = make_row(w, store, values, nulls);
@@ -326,7 +328,7 @@ idem_delete(IdemStore *store)
 	if (RelationIsLogicallyLogged(store->rel))
 		bms_free(RelationGetIndexAttrBitmap(store->rel, INDEX_ATTR_BITMAP_IDENTITY_KEY));
 
-	w = begin_write(store);
+	w = begin_write(store, CMD_DELETE);
 	CheckCmdReplicaIdentity(store->rel, CMD_DELETE);
 	result = table_tuple_delete(store->rel, &tid, w->estate->es_output_cid,
 								InvalidSnapshot, InvalidSnapshot, store->reserved,

@@ -53,7 +53,10 @@ report_errors(const IdemSweep *sweep)
 							   "could not delete " INT64_FORMAT " expired idempotency keys",
 							   (unsigned long) sweep->failed, sweep->failed),
 				 errdetail("The last error was: %s", sweep->error),
-				 errhint("Look for foreign keys and triggers on table \"%s\".", IDEM_TABLE)));
+				 sweep->own_transaction ?
+				 errhint("Look for foreign keys and triggers on table \"%s\".", IDEM_TABLE) :
+				 errhint("Look for foreign keys and triggers on table \"%s\". Where one is deferred, run SET CONSTRAINTS ALL IMMEDIATE before.",
+						 IDEM_TABLE)));
 	if (sweep->locked_out)
 		ereport(WARNING,
 				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
