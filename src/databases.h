@@ -13,6 +13,7 @@
 #include "datatype/timestamp.h"
 #include "utils/guc.h"
 
+#include "health.h"
 #include "sweep.h"
 #include "ticks.h"
 
@@ -25,7 +26,7 @@ typedef struct IdemDatabase
 	bool		has_extension;	/* at the last visit */
 	bool		failing;		/* there was a WARNING, and no LOG line since */
 	int			failures;		/* visits in a row that ended in an error */
-	uint32		bad_items;		/* of idem_health(), as last reported */
+	IdemHealthMemory memory;
 	IdemSweep	sweep;			/* one that goes on over several visits */
 	int64		estimate;		/* rows it has before it, all in all */
 } IdemDatabase;

@@ -75,6 +75,7 @@ typedef struct Finding
 	double		value;			/* NaN: none */
 	double		threshold;		/* NaN: none */
 	const char *message;
+	IdemEvidence sampled;		/* all zero: the value is no estimate */
 } Finding;
 
 static double
@@ -187,11 +188,20 @@ check_growth(const Facts *f)
 static Finding
 check_stuck_claims(const Facts *f)
 {
-	double		stuck = rint(f->sample.stuck * f->sample.scale);
+	double		scale = f->sample.scale;
+	double		stuck = rint(f->sample.stuck * scale);
+	double		threshold = idem_health_stuck_claims;
+	Finding		item = judge(stuck, threshold,
+							 psprintf("open claims whose lease ended more than %d s ago: %s%.0f",
+									  idem_health_stuck_after, about(scale == 1.0), stuck));
 
-	return judge(stuck, idem_health_stuck_claims,
-				 psprintf("open claims whose lease ended more than %d s ago: %s%.0f",
-						  idem_health_stuck_after, about(f->sample.scale == 1.0), stuck));
+	if (scale > 1.0 && threshold >= 0)
+	{
+		item.sampled.expected = (threshold + 0.5) / scale;
+		item.sampled.found = f->sample.stuck;
+		item.level = idem_surely_more(item.sampled) ? LEVEL_WARNING : LEVEL_OK;
+	}
+	return item;
 }
 
 static Finding
@@ -422,14 +432,30 @@ report_turn(const char *database, const char *name, const Finding *item)
 }
 
 /*
+ * Is there no doubt?  One sample may not be enough for that, but several are,
+ * one after the other.
+ */
+static bool
+is_surely_well(const Finding *item, IdemEvidence *before)
+{
+	IdemEvidence all = {before->expected + item->sampled.expected,
+		before->found + item->sampled.found};
+	bool		well = idem_surely_less(all);
+
+	if (well || idem_surely_more(all))
+		memset(&all, 0, sizeof(all));	/* begin anew */
+	*before = all;
+	return well;
+}
+
+/*
  * Tells the log of the items that have turned since the last report in this
  * database, one line each; of one that was turned off it says nothing.  Needs
  * a transaction with an active snapshot; does nothing while somebody has the
- * table locked.  memory: what was bad at the last report, where the counters
- * don't remember it.
+ * table locked.
  */
 void
-idem_health_report(uint32 *memory)
+idem_health_report(IdemHealthMemory *memory)
 {
 	Facts		facts = {0};
 	Finding		checked[NITEMS];
@@ -445,13 +471,19 @@ idem_health_report(uint32 *memory)
 	{
 		checked[i] = items[i].check(&facts);
 		if (checked[i].level == LEVEL_WARNING)
+		{
 			bad |= 1U << i;
-		else if (checked[i].level != LEVEL_UNKNOWN)
+			if (checked[i].sampled.expected > 0)
+				memset(&memory->stuck_claims, 0, sizeof(memory->stuck_claims));
+		}
+		else if (checked[i].level != LEVEL_UNKNOWN &&
+				 (checked[i].sampled.expected == 0 ||
+				  is_surely_well(&checked[i], &memory->stuck_claims)))
 			well |= 1U << i;
 	}
 	table_close(facts.store.rel, AccessShareLock);
 
-	turned = idem_stats_turn(bad, well, memory);
+	turned = idem_stats_turn(bad, well, &memory->bad_items);
 	for (int i = 0; i < NITEMS; i++)
 		if ((turned & (1U << i)) && checked[i].level != LEVEL_OFF)
 			report_turn(get_database_name(MyDatabaseId), items[i].name, &checked[i]);
@@ -462,7 +494,7 @@ PG_FUNCTION_INFO_V1(idem_health_report_now);
 Datum
 idem_health_report_now(PG_FUNCTION_ARGS)
 {
-	static uint32 memory = 0;
+	static IdemHealthMemory memory = {0};
 
 	idem_health_report(&memory);
 	PG_RETURN_VOID();

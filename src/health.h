@@ -8,6 +8,15 @@
 #ifndef IDEM_HEALTH_H
 #define IDEM_HEALTH_H
 
-extern void idem_health_report(uint32 *memory);
+#include "chance.h"
+
+/* What the launcher remembers of a database between two reports. */
+typedef struct IdemHealthMemory
+{
+	uint32		bad_items;		/* if there are no counters that know it */
+	IdemEvidence stuck_claims;	/* of all samples since there was one that warned */
+} IdemHealthMemory;
+
+extern void idem_health_report(IdemHealthMemory *memory);
 
 #endif							/* IDEM_HEALTH_H */

@@ -217,6 +217,13 @@ forget_sweep(IdemDatabase *database)
 	database->estimate = 0;
 }
 
+/* A naptime after the visit began, if it did not take longer than that. */
+static IdemTicks
+next_turn(IdemTicks begin, IdemTicks end)
+{
+	return Max(idem_ticks_after(begin, naptime()), idem_ticks_after(end, GAP));
+}
+
 /*
  * A visit has come to its end.  Rows that can't be deleted are reported, but
  * don't keep the others from being swept.
@@ -253,7 +260,7 @@ take_result(IdemDatabase *database, const IdemVisit *visit, IdemTicks begin, Ide
 	else
 	{
 		forget_sweep(database);
-		database->due = Max(idem_ticks_after(begin, naptime()), idem_ticks_after(end, GAP));
+		database->due = next_turn(begin, end);
 	}
 }
 
@@ -280,18 +287,18 @@ call_on(IdemDatabase *database, bool only_health)
 	visit.sweep = database->sweep;
 	visit.estimate = database->estimate;
 	visit.has_extension = database->has_extension;
-	visit.bad_items = database->bad_items;
+	visit.memory = database->memory;
 	visit.only_health = only_health;
 	visit.health = only_health || begin >= database->health_due;
 	how = idem_visit(&visit);
 	end = idem_ticks();
-	database->bad_items = visit.bad_items;
+	database->memory = visit.memory;
 
 	if (how != IDEM_VISIT_NO_SLOT && how != IDEM_VISIT_NOT_NOW)
 	{
 		note_start();
 		if (visit.health)
-			database->health_due = idem_ticks_after(end, naptime());
+			database->health_due = next_turn(begin, end);
 	}
 	switch (how)
 	{
@@ -300,6 +307,10 @@ call_on(IdemDatabase *database, bool only_health)
 			break;
 		case IDEM_VISIT_FAILED:
 			take_failure(database, &visit, end);
+			break;
+		case IDEM_VISIT_LOST:
+			take_failure(database, &visit, end);
+			database->health_due = database->due;	/* nothing can be looked at either */
 			break;
 		case IDEM_VISIT_ENDED:
 			forget_sweep(database);

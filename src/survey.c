@@ -43,6 +43,17 @@
 /* Entries of dead rows that a count may come across, beyond its limit. */
 #define DEAD_ENTRIES INT64CONST(100000)
 
+/*
+ * Who looks on must not make others' serializable transactions fail, as a scan
+ * with an MVCC snapshot does in one; without it, a row that is written meanwhile
+ * may be counted twice, or not at all.
+ */
+static Snapshot
+snapshot(void)
+{
+	return IsolationIsSerializable() ? SnapshotSelf : GetActiveSnapshot();
+}
+
 static bool
 is_over(IdemTicks until)
 {
@@ -97,7 +108,7 @@ void
 idem_survey(IdemStore *store, IdemSurvey *survey)
 {
 	TupleTableSlot *slot = table_slot_create(store->rel, NULL);
-	TableScanDesc scan = table_beginscan(store->rel, GetActiveSnapshot(), 0, NULL);
+	TableScanDesc scan = table_beginscan(store->rel, snapshot(), 0, NULL);
 
 	begin_survey(survey);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
@@ -115,7 +126,7 @@ survey_page(IdemStore *store, IdemSurvey *survey, TupleTableSlot *slot, BlockNum
 
 	ItemPointerSet(&from, page, FirstOffsetNumber);
 	ItemPointerSet(&to, page, MaxOffsetNumber);
-	scan = table_beginscan_tidrange(store->rel, GetActiveSnapshot(), &from, &to);
+	scan = table_beginscan_tidrange(store->rel, snapshot(), &from, &to);
 	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
 		count_row(store, survey, slot);
 	table_endscan(scan);
@@ -175,7 +186,7 @@ due_rows(IdemStore *store, StrategyNumber strategy, TimestampTz bound, bool held
 	ScanKeyInit(&key, 1, strategy,
 				strategy == BTLessEqualStrategyNumber ? F_TIMESTAMPTZ_LE : F_TIMESTAMPTZ_GE,
 				TimestampTzGetDatum(bound));
-	scan = idem_index_beginscan(store->rel, index, GetActiveSnapshot(), 1);
+	scan = idem_index_beginscan(store->rel, index, snapshot(), 1);
 	index_rescan(scan, &key, 1, NULL, 0);
 	while (found.rows < limit && entries < limit + DEAD_ENTRIES && !found.all && !is_over(until))
 	{

@@ -30,12 +30,14 @@
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
+#include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
+#include "utils/timeout.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
@@ -58,6 +60,11 @@ typedef struct DueScan
 	MemoryContext row_context;	/* if writes run code that isn't ours */
 	int			timeouts;		/* of locks that such code asked for */
 } DueScan;
+
+/* How long code that isn't ours may take for one row of a batch that is to end. */
+#define ROW_LASTS 1000			/* milliseconds */
+
+static volatile sig_atomic_t took_too_long = false;
 
 #define SHORTEST_LOCK_TIMEOUT "1ms"
 /* So many of these in a batch end it: whoever waits for us must not wait long. */
@@ -230,6 +237,53 @@ note_error(IdemSweep *sweep, const char *message)
 	sweep->failed++;
 }
 
+static void
+cancel_row(void)
+{
+	took_too_long = true;
+	InterruptPending = true;
+	QueryCancelPending = true;
+	SetLatch(MyLatch);
+}
+
+static TimeoutId
+row_timeout(void)
+{
+	static TimeoutId id = MAX_TIMEOUTS;
+
+	if (id == MAX_TIMEOUTS)
+		id = RegisterTimeout(USER_TIMEOUT, cancel_row);
+	return id;
+}
+
+static void
+start_row(const IdemSweep *sweep)
+{
+	took_too_long = false;
+	if (sweep->until != 0)
+		enable_timeout_after(row_timeout(), ROW_LASTS);
+}
+
+/* A cancel that comes too late for the row is none for the sweep. */
+static void
+finish_row(const IdemSweep *sweep)
+{
+	if (sweep->until != 0)
+		disable_timeout(row_timeout(), false);
+	if (took_too_long)
+		QueryCancelPending = false;
+}
+
+/*
+ * After an error: what foreign code has done to the table is undone, and we
+ * have it open.
+ */
+static void
+refresh_relation(Relation rel)
+{
+	RelationClose(RelationIdGetRelation(RelationGetRelid(rel)));
+}
+
 /*
  * The same where that runs code that isn't ours, such as the check of a
  * foreign key that somebody made: its error costs this row only, and where it
@@ -245,6 +299,7 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 	ResourceOwner owner = CurrentResourceOwner;
 	volatile bool deleted = false;
 
+	start_row(sweep);
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(d->row_context);
 	PG_TRY();
@@ -259,12 +314,14 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 		if (d->store.writer != NULL)
 			idem_writer_end(&d->store);
 		AtEOXact_GUC(false, nestlevel);
+		finish_row(sweep);
 		ReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();
 	{
 		ErrorData  *error;
 
+		finish_row(sweep);
 		MemoryContextSwitchTo(d->row_context);
 		error = CopyErrorData();
 		FlushErrorState();
@@ -273,8 +330,12 @@ delete_row_carefully(DueScan *d, IdemSweep *sweep)
 		CurrentResourceOwner = owner;
 		d->store.writer = NULL;
 		deleted = false;
+		refresh_relation(d->store.rel);
+		refresh_relation(d->index);
 		if (error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE)
 			d->timeouts++;
+		else if (took_too_long && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
+			note_error(sweep, "foreign keys and triggers took longer than a second");
 		else
 		{
 			if (ends_sweep(error->sqlerrcode))

@@ -128,10 +128,11 @@ start(void)
 	return RegisterDynamicBackgroundWorker(&worker, &handle) ? handle : NULL;
 }
 
-/* Until the sweeper is that far, or gone. */
-static void
+/* Until the sweeper is that far, or gone; returns false if it had to be ended. */
+static bool
 await(BackgroundWorkerHandle *handle, Progress progress)
 {
+	bool		in_time = true;
 	static uint32 wait_event = 0;
 	IdemTicks	patience = idem_ticks_after(idem_ticks(), GIVEN_UP_AFTER);
 	pid_t		pid;
@@ -143,11 +144,14 @@ await(BackgroundWorkerHandle *handle, Progress progress)
 		if (pg_atomic_read_u32(&desk->progress) >= progress ||
 			GetBackgroundWorkerPid(handle, &pid) == BGWH_STOPPED)
 			break;
-		if (idem_launcher_must_stop() || idem_ticks() >= patience)
+		if (idem_ticks() >= patience)
+			in_time = false;
+		if (idem_launcher_must_stop() || !in_time)
 			TerminateBackgroundWorker(handle);
 		idem_sleep_once(1000, wait_event);
 	}
 	pg_read_barrier();
+	return in_time;
 }
 
 /* Starts a sweeper if the database is to be had. */
@@ -166,7 +170,7 @@ send_sweeper(Oid database, BackgroundWorkerHandle **handle)
 		*handle = start();
 		end = *handle != NULL ? IDEM_VISIT_DONE : IDEM_VISIT_NO_SLOT;
 		if (*handle != NULL)
-			await(*handle, CONNECTED);
+			(void) await(*handle, CONNECTED);
 	}
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(context);
@@ -182,6 +186,7 @@ idem_visit(IdemVisit *visit)
 {
 	BackgroundWorkerHandle *handle = NULL;
 	IdemVisitEnd end;
+	bool		in_time;
 
 	(void) own_segment();
 	visit->error[0] = '\0';
@@ -194,23 +199,27 @@ idem_visit(IdemVisit *visit)
 		return end;
 
 	/* To its very end: its connection has to be gone, and its slot free. */
-	await(handle, FINISHED + 1);
+	in_time = await(handle, FINISHED + 1);
 	*visit = desk->visit;
 	switch ((Progress) pg_atomic_read_u32(&desk->progress))
 	{
 		case FINISHED:
 			return IDEM_VISIT_DONE;
-		case TERMINATED:
-			return IDEM_VISIT_ENDED;
 		case FAILED:
 			return IDEM_VISIT_FAILED;
+		case TERMINATED:
+			if (in_time)
+				return IDEM_VISIT_ENDED;
+			break;
 		default:
 			/* Before it could say that it was terminated: by us, above. */
 			if (idem_launcher_must_stop())
 				return IDEM_VISIT_ENDED;
-			strlcpy(visit->error, "The sweeper ended before it had a result.", sizeof(visit->error));
-			return IDEM_VISIT_FAILED;
+			break;
 	}
+	strlcpy(visit->error, in_time ? "The sweeper ended before it had a result." :
+			"The sweeper came to no end, and was terminated.", sizeof(visit->error));
+	return IDEM_VISIT_LOST;
 }
 
 /*
@@ -401,7 +410,7 @@ look_at_health(IdemVisit *visit)
 	presence = lock_extension();
 	visit->has_extension = presence != ABSENT;
 	if (presence == PRESENT)
-		idem_health_report(&visit->bad_items);
+		idem_health_report(&visit->memory);
 	commit_transaction();
 }
 

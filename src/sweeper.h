@@ -11,12 +11,14 @@
 
 #include "postgres.h"
 
+#include "health.h"
 #include "sweep.h"
 
 typedef enum IdemVisitEnd
 {
 	IDEM_VISIT_DONE,
 	IDEM_VISIT_FAILED,			/* the error tells why */
+	IDEM_VISIT_LOST,			/* the same; nothing more is known */
 	IDEM_VISIT_ENDED,			/* somebody has ended it; the database may be on its way out */
 	IDEM_VISIT_NOT_NOW,			/* the database is locked, or gone */
 	IDEM_VISIT_NO_SLOT			/* no sweeper could be started */
@@ -31,7 +33,7 @@ typedef struct IdemVisit
 	int			pause;			/* the database's idempotency.sweep_pause */
 	bool		health;			/* to be looked at too */
 	bool		only_health;	/* and nothing swept */
-	uint32		bad_items;		/* of idem_health(), as last reported */
+	IdemHealthMemory memory;	/* given, and taken further */
 	int64		deleted;		/* by this visit */
 	char		error[256];		/* that has ended it, or empty */
 } IdemVisit;
