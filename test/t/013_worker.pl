@@ -39,22 +39,6 @@ sub another_round
 	return;
 }
 
-# Changes settings of the server.
-sub set
-{
-	my ($session, %setting) = @_;
-	foreach my $name (sort keys %setting)
-	{
-		$session->value(defined $setting{$name}
-			? "ALTER SYSTEM SET $name = " . sql_quote($setting{$name})
-			: "ALTER SYSTEM RESET $name");
-	}
-	$session->value('SELECT pg_reload_conf()');
-	return;
-}
-
-sub log_size { return -s $_[0]->logfile; }
-
 #
 # Before CREATE EXTENSION, and with it.
 #

@@ -12,7 +12,21 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
 
-our @EXPORT = qw(make_expired expired swept freeze_launcher log_count complaints);
+our @EXPORT = qw(set make_expired expired swept freeze_launcher log_size log_count complaints);
+
+# set SESSION, NAME => VALUE...: changes settings of the server; undef resets one.
+sub set
+{
+	my ($session, %setting) = @_;
+	foreach my $name (sort keys %setting)
+	{
+		$session->value(defined $setting{$name}
+			? "ALTER SYSTEM SET $name = " . sql_quote($setting{$name})
+			: "ALTER SYSTEM RESET $name");
+	}
+	$session->value('SELECT pg_reload_conf()');
+	return;
+}
 
 # make_expired SESSION, COUNT: so many keys, which have expired when it returns.
 sub make_expired
@@ -64,6 +78,9 @@ sub freeze_launcher
 		'the launcher to wait for a sweeper');
 	return $postmaster;
 }
+
+# log_size NODE: an offset for the functions below.
+sub log_size { return -s $_[0]->logfile; }
 
 sub log_since
 {

@@ -1,0 +1,152 @@
+# What stands in the worker's way for long: entries of deleted rows that nobody
+# may remove, a row whose deletion takes for ever, a database that can't be
+# connected to; and what a sample of a large table says.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use IdemTest;
+use IdemTest::Worker;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $node = new_node('hindered', extension => 0, conf => <<'CONF');
+idempotency.worker = on
+idempotency.naptime = 1
+max_connections = 30
+autovacuum = off
+CONF
+my $admin = session($node);
+$admin->value("CREATE DATABASE $_") foreach qw(dead slow large broken other);
+my ($dead, $slow, $large, $other) = map { session($node, dbname => $_) } qw(dead slow large other);
+$_->value('CREATE EXTENSION idempotency') foreach $dead, $slow, $large, $other;
+
+# visits SESSION, N: until the worker has visited the database that often.
+sub visits
+{
+	my ($session, $n) = @_;
+	my $runs = sub { $session->value('SELECT sweep_runs FROM idempotency_stats') };
+	my $before = $runs->();
+	return wait_until(sub { $runs->() >= $before + $n }, "$n visits");
+}
+
+#
+# A transaction that is open keeps vacuum from removing the entries; to step over
+# them takes longer than a visit.
+#
+my $open = session($node, dbname => 'dead');
+set($admin, 'idempotency.worker' => 'off');
+$open->value('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM idempotency_keys');
+$dead->value(q{SELECT idem_once('pattern', ttl => '1 ms')});
+my @columns = grep { !/^(?:key|due_at|expires_at)$/ } split /\n/, $dead->value(
+	q{SELECT attname FROM pg_attribute WHERE attrelid = 'idempotency_keys'::regclass AND attnum > 0});
+my $columns = join ', ', @columns;
+$dead->value(qq{INSERT INTO idempotency_keys (key, due_at, expires_at, $columns)
+	SELECT 'k' || n, timestamptz '2020-01-01' + n * interval '1 s', '2020-01-01', $columns
+	FROM idempotency_keys, generate_series(1, 1200000) n});
+$dead->value(q{DELETE FROM idempotency_keys});
+make_expired($dead, 1000);
+set($admin, 'idempotency.worker' => undef);
+swept($dead, 'what lies behind a million entries of deleted rows');
+$open->value('COMMIT');
+$open->close;
+
+#
+# A row whose deletion takes for ever: the others are deleted, other databases
+# are swept, and the database can be had.
+#
+$slow->value(q{CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN IF OLD.key = 'slow' THEN PERFORM pg_sleep(600); END IF; RETURN NULL; END$$});
+$slow->value(q{BEGIN; CREATE TRIGGER dawdle AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION dawdle();
+	SELECT idem_once('slow', ttl => '1 ms'); COMMIT});
+make_expired($slow, 10);
+wait_until(sub { $slow->value('SELECT count(*) FROM idempotency_keys') eq '1' }, 'the others to be swept');
+pass('one row whose deletion takes for ever: the others are swept');
+foreach my $round (1 .. 3)
+{
+	make_expired($other, 1);
+	swept($other, "so is another database, round $round");
+}
+wait_until(sub { log_count($node, 'foreign keys and triggers took longer than a second') > 0 }, 'a word of it in the log');
+is($slow->value(q{SELECT level FROM idem_health() WHERE item = 'sweep_failing'}), 'warning', 'and idem_health() tells of it');
+my $slowest = 0;
+$slow->close;
+foreach my $name ('renamed', 'slow')
+{
+	my $began = time();
+	$admin->value('ALTER DATABASE ' . ($name eq 'slow' ? 'renamed' : 'slow') . " RENAME TO $name");
+	$slowest = time() - $began if time() - $began > $slowest;
+}
+$admin->value('DROP DATABASE slow');
+pass(sprintf 'the database can be renamed and dropped (%.1f s)', $slowest);
+
+#
+# A database that no process can connect to.
+#
+my $broken = session($node, dbname => 'broken');
+$broken->value('CREATE EXTENSION idempotency');
+make_expired($broken, 1);
+swept($broken, 'a database that will break');
+make_expired($broken, 5);
+$broken->close;
+my $offset = log_size($node);
+my $locale = $admin->value(q{SELECT quote_literal(datcollate) FROM pg_database WHERE datname = 'broken'});
+$admin->value(q{UPDATE pg_database SET datcollate = 'xx_XX' WHERE datname = 'broken'});
+wait_until(sub { log_count($node, 'FATAL: .*locale', $offset) > 0 }, 'the worker to be refused');
+my $began = time();
+sleep(9);
+my $refused = log_count($node, 'FATAL: .*locale', $offset);
+cmp_ok($refused, '<=', 5, "a database that can't be connected to is tried less and less ($refused times in " . int(time() - $began) . ' s)');
+is(log_count($node, 'WARNING:  could not sweep expired idempotency keys in database "broken"', $offset), 1, 'with one warning');
+make_expired($other, 1);
+swept($other, 'another database');
+$admin->value("UPDATE pg_database SET datcollate = $locale WHERE datname = 'broken'");
+$admin->value('SELECT pg_reload_conf()');
+$broken = session($node, dbname => 'broken');
+swept($broken, 'one that can be connected to again');
+$broken->close;
+$admin->value('DROP DATABASE broken');
+
+#
+# A sample of a large table: what is about at the threshold doesn't turn with each
+# look; what is well is so for sure.
+#
+$large->value(q{ALTER TABLE idempotency_keys ALTER COLUMN response SET STORAGE PLAIN});
+$large->value(q{SELECT idem_once('pattern', ttl => '1 d')});
+@columns = grep { !/^(?:key|response)$/ } split /\n/, $large->value(
+	q{SELECT attname FROM pg_attribute WHERE attrelid = 'idempotency_keys'::regclass AND attnum > 0});
+$columns = join ', ', @columns;
+
+sub fill
+{
+	my ($from, $to) = @_;
+	return $large->value(qq{INSERT INTO idempotency_keys (key, response, $columns)
+		SELECT 'k' || n, to_jsonb(repeat('x', 3000)), $columns FROM idempotency_keys, generate_series($from, $to) n WHERE key = 'pattern'});
+}
+
+$offset = log_size($node);
+my $bad = 'WARNING:  idempotency keys in database "large" need attention: open claims';
+my $well = 'LOG:  item "stuck_claims" of idem_health\(\) in database "large" is well again';
+$large->value(q{ALTER DATABASE large SET idempotency.health_stuck_after = 1});
+foreach my $part (0 .. 11)
+{
+	fill($part * 2000, $part * 2000 + 1999);
+	$large->value(qq{SELECT count(idem_claim('stuck' || n, lease => '1 ms')) FROM generate_series($part * 3 + 1, $part * 3 + 3) n}) if $part % 2;
+}
+visits($large, 10);
+is(log_count($node, $well, $offset), 0, 'a number near the threshold, in a sample: nobody says that it is well');
+$large->value(q{SELECT count(idem_claim('more' || n, lease => '1 ms')) FROM generate_series(1, 2000) n});
+wait_until(sub { log_count($node, $bad, $offset) > 0 }, 'many to be noticed');
+visits($large, 5);
+is(log_count($node, $bad, $offset), 1, 'many: one warning');
+$large->value(q{SELECT count(idem_resolve(key, 'failed')) FROM idempotency_keys WHERE status = 'processing'});
+wait_until(sub { log_count($node, $well, $offset) > 0 }, 'the line that tells that it is well');
+is(log_count($node, $bad, $offset) . log_count($node, $well, $offset), '11', 'and one line when it is well');
+
+$_->close foreach $admin, $dead, $large, $other;
+no_faults($node);
+$node->stop;
+done_testing();
