@@ -207,5 +207,19 @@ SELECT has_table_privilege('regress_idem_health', 'idempotency_summary', 'SELECT
        has_table_privilege('regress_idem_health', 'idempotency_stats', 'SELECT') AS stats;
 DROP ROLE regress_idem_health;
 
+-- An instant that somebody wrote by hand is none.
+TRUNCATE idempotency_keys;
+SELECT add_rows('inf', 1, '1 h');
+UPDATE idempotency_keys SET expires_at = '-infinity', due_at = '-infinity';
+SELECT expired, oldest_expired_age FROM idempotency_summary;
+SELECT level, value FROM health('sweep_overdue');
+SELECT idem_sweep();
+-- Held keys are counted by the index; without it nobody knows.
+SELECT idem_fail('u', token => token, disposition => 'unknown') FROM idem_claim('u');
+SELECT level, value FROM health('held_unknown');
+DROP INDEX idempotency_keys_due_at_idx;
+SELECT * FROM health('held_unknown');
+CREATE INDEX idempotency_keys_due_at_idx ON idempotency_keys (due_at);
+SELECT level, value FROM health('held_unknown');
 DROP FUNCTION add_rows, health, summary;
 TRUNCATE idempotency_keys;

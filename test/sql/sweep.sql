@@ -314,6 +314,25 @@ SELECT current_setting('lock_timeout') AS lock_timeout;
 DROP TRIGGER refuse ON idempotency_keys;
 DROP ROLE regress_idem_owner;
 SELECT idem_sweep();
+-- what a trigger does to the table and is undone with the row's error
+TRUNCATE idempotency_keys, commits;
+CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF OLD.key = 'b-1' THEN DROP TRIGGER see ON public.idempotency_keys; RAISE EXCEPTION 'undone'; END IF;
+    RETURN NULL;
+END $$;
+CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN INSERT INTO public.commits VALUES (NULL, OLD.key); RETURN NULL; END $$;
+CREATE TRIGGER meddle AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION meddle();
+CREATE TRIGGER see AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION see();
+SELECT idem_once('b-' || n, ttl => '1 us') FROM generate_series(1, 3) n;
+CALL pg_temp.pause(0.02);
+SELECT idem_sweep();
+SELECT keys FROM pg_temp.left_over;
+SELECT key FROM commits ORDER BY key;
+DROP TRIGGER meddle ON idempotency_keys;
+DROP TRIGGER see ON idempotency_keys;
+TRUNCATE idempotency_keys, commits;
 -- many of them, in several batches
 ALTER TABLE idempotency_keys ADD CONSTRAINT small CHECK (attempt < 1000);
 SELECT count(idem_once('b-' || n, ttl => '1 us')) FROM generate_series(1, 2500) n;

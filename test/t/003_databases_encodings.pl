@@ -192,6 +192,18 @@ check_refused($_, q{SELECT idem_claim(convert_from('\x6e657700', getdatabaseenco
 	my $latin1_client = session($node, dbname => 'utf8_c', encoding => 'LATIN1');
 	is($latin1_client->value("SELECT response FROM idem_claim('\xe4')"), '5',
 		'a client of another encoding finds the same key');
+
+	# What it is told of an error is whole characters, wherever it is cut.
+	foreach my $shift ('', 'x')
+	{
+		$latin1_client->value(qq{CREATE OR REPLACE FUNCTION complain() RETURNS trigger LANGUAGE plpgsql
+			AS \$\$BEGIN RAISE EXCEPTION '%', '$shift' || repeat('\xe4', 300); END\$\$});
+		$latin1_client->value(q{CREATE TRIGGER complain AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION complain()})
+		  if $shift eq '';
+		$latin1_client->value(q{SELECT idem_once('complain', ttl => '1 ms'), pg_sleep(0.01)});
+		is($latin1_client->value('SELECT idem_sweep()'), '0', "an error text that is cut after '$shift'");
+	}
+	$latin1_client->value(q{DROP TRIGGER complain ON idempotency_keys; SELECT idem_forget('complain')});
 }
 
 #

@@ -7,6 +7,7 @@ use warnings;
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use IdemTest;
+use IdemTest::Worker;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
@@ -145,6 +146,22 @@ wait_for_sleep($admin, $rival);
 set_clock(-$hour);
 $owner->value("SELECT idem_complete('waited for', '2', $token)");
 is($rival->fetch, 'completed|2', 'a waiter gets its result, set back or not');
+
+#
+# The worker comes again by a clock that nobody sets.
+#
+set_clock($hour);
+set($admin, 'idempotency.worker' => 'on', 'idempotency.naptime' => 1);
+make_expired($admin, 1);
+swept($admin, 'set forward');
+set_clock(-$hour);
+$admin->value('DELETE FROM idempotency_keys');
+foreach my $round (1 .. 3)
+{
+	make_expired($admin, 1);
+	swept($admin, "set back by two hours, round $round");
+}
+is($admin->value(q{SELECT last_sweep_at < clock_timestamp() + interval '1 min' FROM idempotency_stats}), 't', 'set back: the last sweep is the last one');
 
 no_faults($node);
 $node->stop;
