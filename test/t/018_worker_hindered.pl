@@ -46,11 +46,11 @@ my @columns = grep { !/^(?:key|due_at|expires_at)$/ } split /\n/, $dead->value(
 my $columns = join ', ', @columns;
 $dead->value(qq{INSERT INTO idempotency_keys (key, due_at, expires_at, $columns)
 	SELECT 'k' || n, timestamptz '2020-01-01' + n * interval '1 s', '2020-01-01', $columns
-	FROM idempotency_keys, generate_series(1, 1200000) n});
+	FROM idempotency_keys, generate_series(1, 2500000) n});
 $dead->value(q{DELETE FROM idempotency_keys});
 make_expired($dead, 1000);
 set($admin, 'idempotency.worker' => undef);
-swept($dead, 'what lies behind a million entries of deleted rows');
+swept($dead, 'what lies behind millions of entries of deleted rows');
 $open->value('COMMIT');
 $open->close;
 
