@@ -59,7 +59,12 @@ typedef struct DueScan
 	TimestampTz now;
 	MemoryContext row_context;	/* if writes run code that isn't ours */
 	int			timeouts;		/* of locks that such code asked for */
+	int64		steps;			/* entries passed in this batch */
+	int64		tried;			/* rows of theirs that have expired */
 } DueScan;
+
+/* So many entries are passed in any case. */
+#define LEAST_STEPS 10000
 
 /* How long code that isn't ours may take for one row of a batch that is to end. */
 #define ROW_LASTS 1000			/* milliseconds */
@@ -370,6 +375,14 @@ advance(DueScan *d, IdemSweep *sweep, ItemPointer entry)
 	return true;
 }
 
+/* However long it takes to get to where it is to go on, a batch does something. */
+static bool
+is_over(const DueScan *d, const IdemSweep *sweep)
+{
+	return sweep->until != 0 && (d->tried > 0 || d->steps >= LEAST_STEPS) &&
+		idem_ticks() >= sweep->until;
+}
+
 /* The next row that may have expired, in the slot, while there is time. */
 static bool
 next_due_row(DueScan *d, IdemSweep *sweep)
@@ -379,12 +392,15 @@ next_due_row(DueScan *d, IdemSweep *sweep)
 	while ((entry = index_getnext_tid(d->scan, ForwardScanDirection)) != NULL)
 	{
 		CHECK_FOR_INTERRUPTS();
-		if (sweep->until != 0 && idem_ticks() >= sweep->until)
+		if (is_over(d, sweep))
 		{
 			sweep->more = true;
 			return false;
 		}
-		if (advance(d, sweep, entry) && index_fetch_heap(d->scan, d->slot))
+		if (!advance(d, sweep, entry))
+			continue;
+		d->steps++;
+		if (index_fetch_heap(d->scan, d->slot))
 		{
 			slot_getallattrs(d->slot);
 			return true;
@@ -405,7 +421,6 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 {
 	DueScan		d = {0};
 	int64		deleted = 0;
-	int64		tried = 0;
 
 	sweep->more = false;
 	sweep->locked_out = !begin_due_scan(&d, sweep, RowExclusiveLock);
@@ -419,10 +434,10 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 	{
 		if (DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_EXPIRES_AT - 1]) > d.now)
 			continue;
-		tried++;
+		d.tried++;
 		if (d.store.table->foreign_code ? delete_row_carefully(&d, sweep) : delete_row(&d))
 			deleted++;
-		sweep->more = (sweep->own_transaction ? tried : deleted) >= batch_size ||
+		sweep->more = (sweep->own_transaction ? d.tried : deleted) >= batch_size ||
 			d.timeouts >= MOST_LOCK_TIMEOUTS;
 	}
 	end_due_scan(&d);

@@ -20,7 +20,7 @@ use Time::HiRes qw(sleep time);
 use IdemTest::Session;
 
 our @EXPORT = qw(
-  new_node session crash freeze_writers wait_until wait_for_sleep
+  new_node session make_clock crash freeze_writers wait_until wait_for_sleep
   is_sqlstate like_hint no_faults sql_quote patience
 );
 
@@ -53,6 +53,16 @@ sub session
 {
 	my ($node, %option) = @_;
 	return IdemTest::Session->new(host => $node->host, port => $node->port, %option);
+}
+
+# make_clock: a library to be preloaded into a server whose clock a test sets
+# (clock.c); nothing if there is no C compiler.
+sub make_clock
+{
+	my $library = PostgreSQL::Test::Utils::tempdir() . '/clock.so';
+	my $cc = `pg_config --cc`;
+	chomp $cc;
+	return system("$cc -shared -fPIC -o $library $FindBin::RealBin/lib/clock.c >/dev/null 2>&1") == 0 ? $library : undef;
 }
 
 sub sql_quote
