@@ -13,8 +13,9 @@
  * Indexes, constraints, column defaults and AFTER ROW triggers that somebody
  * added to the table are honoured.  They may be anybody's code, so they run
  * as the table's owner (or as deleter.c says) with a safe search_path (become).
- * A sweep, which runs without anybody's asking and mostly as a superuser, lets them leave
- * nothing behind that would run when the transaction commits, as itself.
+ * Another role's code, and all of it in a sweep, which runs without anybody's
+ * asking and mostly as a superuser, may leave nothing behind that would run when
+ * the transaction commits, in its name.
  *
  *-------------------------------------------------------------------------
  */
@@ -58,11 +59,12 @@ is_sweep(const IdemStore *store)
 static void
 become(Oid role, IdemWriter *w, const IdemStore *store)
 {
-	int			restriction = is_sweep(store) ? SECURITY_RESTRICTED_OPERATION : 0;
+	bool		restricted = is_sweep(store) || role != store->rel->rd_rel->relowner;
 
 	GetUserIdAndSecContext(&w->save_userid, &w->save_sec_context);
 	SetUserIdAndSecContext(role,
-						   w->save_sec_context | SECURITY_LOCAL_USERID_CHANGE | restriction);
+						   w->save_sec_context | SECURITY_LOCAL_USERID_CHANGE |
+						   (restricted ? SECURITY_RESTRICTED_OPERATION : 0));
 	w->save_nestlevel = NewGUCNestLevel();
 	(void) set_config_option("search_path", "pg_catalog, pg_temp",
 							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);

@@ -92,7 +92,12 @@ COMMIT;
 SELECT * FROM pg_temp.left_over;
 SELECT * FROM pg_temp.runs ORDER BY what;
 
--- A key that is forgotten takes them along, too, and closes their tables.
+-- A key that is forgotten takes them along, too, and closes their tables; what
+-- they may leave behind is no more.
+CALL pg_temp.fill('cursor');
+SELECT idem_forget('cursor');
+SELECT * FROM pg_temp.left_over;
+SELECT * FROM pg_temp.runs ORDER BY what;
 CALL pg_temp.fill('harmless');
 SELECT idem_forget('harmless');
 SELECT * FROM pg_temp.runs ORDER BY what;
