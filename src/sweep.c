@@ -20,31 +20,23 @@
 #include "postgres.h"
 
 #include "access/genam.h"
-#include "access/htup_details.h"
+#include "access/itup.h"
 #include "access/stratnum.h"
 #include "access/tableam.h"
-#include "access/xact.h"
 #include "catalog/catalog.h"
-#include "commands/trigger.h"
 #include "executor/tuptable.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
-#include "nodes/parsenodes.h"
-#include "storage/latch.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
-#include "utils/guc.h"
 #include "utils/memutils.h"
-#include "utils/resowner.h"
 #include "utils/snapmgr.h"
-#include "utils/timeout.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
 #include "state.h"
 #include "store.h"
 #include "sweep.h"
-#include "xact.h"
+#include "sweep_row.h"
 
 typedef struct DueScan
 {
@@ -57,8 +49,7 @@ typedef struct DueScan
 	List	   *locked;			/* besides the table, in this mode */
 	LOCKMODE	lockmode;
 	TimestampTz now;
-	MemoryContext row_context;	/* if writes run code that isn't ours */
-	int			timeouts;		/* of locks that such code asked for */
+	IdemForeignCode code;		/* that deletions run */
 	int64		steps;			/* entries passed in this batch */
 	int64		tried;			/* rows of theirs that have expired */
 } DueScan;
@@ -66,13 +57,7 @@ typedef struct DueScan
 /* So many entries are passed in any case. */
 #define LEAST_STEPS 10000
 
-/* How long code that isn't ours may take for one row of a batch that is to end. */
-#define ROW_LASTS 1000			/* milliseconds */
-
-static volatile sig_atomic_t took_too_long = false;
-
-#define SHORTEST_LOCK_TIMEOUT "1ms"
-/* So many of these in a batch end it: whoever waits for us must not wait long. */
+/* So many waits of foreign code end a batch: whoever waits for us must not wait long. */
 #define MOST_LOCK_TIMEOUTS 10
 
 /* What a deletion locks besides the table, and looks for its rows in. */
@@ -171,7 +156,6 @@ begin_due_scan(DueScan *d, const IdemSweep *sweep, LOCKMODE lockmode)
 		return false;
 	}
 	d->now = GetCurrentTimestamp();
-	d->timeouts = 0;
 
 	ScanKeyInit(&keys[0], 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
 				TimestampTzGetDatum(d->now));
@@ -198,161 +182,6 @@ end_due_scan(DueScan *d)
 		unlock_relations(d);	/* as idem_close() does with the table's */
 	idem_close(&d->store);
 	leave_context(d);
-}
-
-/* Deletes the version in the slot, unless somebody else is at the row. */
-static bool
-delete_row(DueScan *d)
-{
-	HeapTuple	tuple = ((BufferHeapTupleTableSlot *) d->slot)->base.tuple;
-
-	d->store.current.exists = true;
-	d->store.current.slot = d->slot;
-	d->store.current.row_locked = !(tuple->t_data->t_infomask & HEAP_XMAX_INVALID);
-	return idem_delete(&d->store) == TM_Ok;
-}
-
-/* A conflict with somebody, like a deadlock, is the row's alone. */
-static bool
-ends_sweep(int sqlstate)
-{
-	return idem_is_transient(sqlstate) &&
-		ERRCODE_TO_CATEGORY(sqlstate) != ERRCODE_TRANSACTION_ROLLBACK;
-}
-
-/*
- * A foreign key may be checked when the transaction ends, and would undo the
- * whole batch then.  In a transaction that does nothing else it need not be.
- */
-static void
-check_constraints_at_once(void)
-{
-	ConstraintsSetStmt *all = makeNode(ConstraintsSetStmt);
-
-	all->deferred = false;
-	AfterTriggerSetState(all);
-}
-
-static void
-note_error(IdemSweep *sweep, const char *message)
-{
-	int			room = sizeof(sweep->error) - 1;
-
-	strlcpy(sweep->error, message, pg_mbcliplen(message, strlen(message), room) + 1);
-	sweep->failed++;
-}
-
-static void
-cancel_row(void)
-{
-	took_too_long = true;
-	InterruptPending = true;
-	QueryCancelPending = true;
-	SetLatch(MyLatch);
-}
-
-static TimeoutId
-row_timeout(void)
-{
-	static TimeoutId id = MAX_TIMEOUTS;
-
-	if (id == MAX_TIMEOUTS)
-		id = RegisterTimeout(USER_TIMEOUT, cancel_row);
-	return id;
-}
-
-static void
-start_row(const IdemSweep *sweep)
-{
-	took_too_long = false;
-	if (sweep->until != 0)
-		enable_timeout_after(row_timeout(), ROW_LASTS);
-}
-
-/* A cancel that comes too late for the row is none for the sweep. */
-static void
-finish_row(const IdemSweep *sweep)
-{
-	if (sweep->until != 0)
-		disable_timeout(row_timeout(), false);
-	if (took_too_long)
-		QueryCancelPending = false;
-}
-
-/*
- * After an error: what foreign code has done to the table is undone, and we
- * have it open.
- */
-static void
-refresh_relation(Relation rel)
-{
-	RelationClose(RelationIdGetRelation(RelationGetRelid(rel)));
-}
-
-/*
- * The same where that runs code that isn't ours, such as the check of a
- * foreign key that somebody made: its error costs this row only, and where it
- * would wait for a lock, the row is left for the next sweep.
- *
- * What the write needs is made and given back within the subtransaction, whose
- * resources end with it; what is left of an error goes with the context.
- */
-static bool
-delete_row_carefully(DueScan *d, IdemSweep *sweep)
-{
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	volatile bool deleted = false;
-
-	start_row(sweep);
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(d->row_context);
-	PG_TRY();
-	{
-		int			nestlevel = NewGUCNestLevel();
-
-		if (sweep->own_transaction)
-			check_constraints_at_once();
-		(void) set_config_option("lock_timeout", SHORTEST_LOCK_TIMEOUT,
-								 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
-		deleted = delete_row(d);
-		if (d->store.writer != NULL)
-			idem_writer_end(&d->store);
-		AtEOXact_GUC(false, nestlevel);
-		finish_row(sweep);
-		ReleaseCurrentSubTransaction();
-	}
-	PG_CATCH();
-	{
-		ErrorData  *error;
-
-		finish_row(sweep);
-		MemoryContextSwitchTo(d->row_context);
-		error = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(d->row_context);
-		CurrentResourceOwner = owner;
-		d->store.writer = NULL;
-		deleted = false;
-		refresh_relation(d->store.rel);
-		refresh_relation(d->index);
-		if (error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE)
-			d->timeouts++;
-		else if (took_too_long && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
-			note_error(sweep, "foreign keys and triggers took longer than a second");
-		else
-		{
-			if (ends_sweep(error->sqlerrcode))
-				ReThrowError(error);
-			note_error(sweep, error->message);
-		}
-	}
-	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	MemoryContextReset(d->row_context);
-	CurrentResourceOwner = owner;
-	return deleted;
 }
 
 /*
@@ -427,7 +256,7 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 	if (sweep->locked_out)
 		return 0;
 	if (d.store.table->foreign_code)
-		d.store.context = d.row_context =
+		d.store.context = d.code.context =
 			AllocSetContextCreate(d.context, "idempotency sweep row", ALLOCSET_DEFAULT_SIZES);
 
 	while (!sweep->more && next_due_row(&d, sweep))
@@ -435,10 +264,12 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 		if (DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_EXPIRES_AT - 1]) > d.now)
 			continue;
 		d.tried++;
-		if (d.store.table->foreign_code ? delete_row_carefully(&d, sweep) : delete_row(&d))
+		if (d.store.table->foreign_code ?
+			idem_sweep_row_carefully(&d.store, d.slot, d.index, sweep, &d.code) :
+			idem_sweep_row(&d.store, d.slot))
 			deleted++;
 		sweep->more = (sweep->own_transaction ? d.tried : deleted) >= batch_size ||
-			d.timeouts >= MOST_LOCK_TIMEOUTS;
+			d.code.timeouts >= MOST_LOCK_TIMEOUTS;
 	}
 	end_due_scan(&d);
 	sweep->deleted += deleted;
