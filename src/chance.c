@@ -27,7 +27,7 @@ at_most(double n, double expected)
 	double		term = exp(-expected);
 	double		sum = 0;
 
-	for (double i = 0; i <= n; i++)
+	for (int i = 0; i <= n; i++)
 	{
 		sum += term;
 		term *= expected / (i + 1);
