@@ -84,6 +84,7 @@ static const char *const disposition_labels[IDEM_NDISPOSITION] =
 {"final", "retry", "unknown"};
 
 static IdemTable cached;
+static IdemTable fresh;			/* the one to come, while it is built */
 static bool cache_built = false;
 static uint64 cache_built_at;	/* value of changes when it was built */
 static uint64 changes = 0;
@@ -212,7 +213,7 @@ check_columns(TupleDesc desc, Oid status_type)
 			{
 				if (get_typtype(att->atttypid) == TYPTYPE_DOMAIN)
 					altered(psprintf("Column \"%s\" is of a domain.", NameStr(att->attname)));
-				cached.foreign_code = true;
+				fresh.foreign_code = true;
 			}
 			continue;
 		}
@@ -255,7 +256,7 @@ is_due_index(Relation index)
 	Form_pg_index form = index->rd_index;
 
 	return index->rd_rel->relam == BTREE_AM_OID && form->indisvalid &&
-		form->indkey.values[0] == IDEM_COL_DUE_AT &&
+		form->indnkeyatts == 1 && form->indkey.values[0] == IDEM_COL_DUE_AT &&
 		(index->rd_indoption[0] & INDOPTION_DESC) == 0 &&
 		!has_expressions(index);
 }
@@ -269,8 +270,8 @@ check_indexes(Relation rel)
 {
 	ListCell   *lc;
 
-	cached.pkey = InvalidOid;
-	cached.due_index = InvalidOid;
+	fresh.pkey = InvalidOid;
+	fresh.due_index = InvalidOid;
 	foreach(lc, RelationGetIndexList(rel))
 	{
 		Relation	index = RelationIdGetRelation(lfirst_oid(lc));
@@ -278,17 +279,17 @@ check_indexes(Relation rel)
 		if (!RelationIsValid(index))
 			continue;			/* dropped concurrently */
 		if (is_pkey(index))
-			cached.pkey = RelationGetRelid(index);
+			fresh.pkey = RelationGetRelid(index);
 		else if (is_due_index(index))
-			cached.due_index = RelationGetRelid(index);
+			fresh.due_index = RelationGetRelid(index);
 		else if ((index->rd_index->indisunique || index->rd_index->indisexclusion) &&
 				 index->rd_index->indisvalid)
 			altered("It has another unique or exclusion constraint, for which a claim would have to wait.");
 		else if (has_expressions(index))
-			cached.foreign_code = true;
+			fresh.foreign_code = true;
 		RelationClose(index);
 	}
-	if (!OidIsValid(cached.pkey))
+	if (!OidIsValid(fresh.pkey))
 		altered("The primary key (scope, key), in collation \"C\" and not deferrable, is missing.");
 }
 
@@ -314,7 +315,7 @@ check_triggers(TriggerDesc *triggers)
 		if (trigger->tgdeferrable && !trigger->tgisinternal)
 			altered("It has a deferrable trigger, which would not run as the table's owner.");
 	}
-	cached.foreign_code = true;
+	fresh.foreign_code = true;
 }
 
 static void
@@ -367,27 +368,33 @@ load_result_types(Oid outcome_type)
 	if (cache_context != NULL)
 		MemoryContextDelete(cache_context);
 	cache_context = context;
-	cached.claim_desc = claim_desc;
-	cached.execute_desc = execute_desc;
+	fresh.claim_desc = claim_desc;
+	fresh.execute_desc = execute_desc;
 }
 
-/* Fills in all but the OIDs that locate() found; the table is locked. */
+/*
+ * Fills in all but the OIDs that locate() found; the table is locked.  An error
+ * leaves what was known: whoever has called us, through code that isn't ours,
+ * may be in the midst of a write.
+ */
 static void
 build(Relation rel)
 {
 	Oid			status_type = type_by_name("idem_status");
 	Oid			outcome_type = type_by_name("idem_outcome");
 
-	cached.foreign_code = rel->rd_att->constr != NULL && rel->rd_att->constr->num_check > 0;
+	fresh = cached;
+	fresh.foreign_code = rel->rd_att->constr != NULL && rel->rd_att->constr->num_check > 0;
 	check_kind(rel);
 	check_columns(RelationGetDescr(rel), status_type);
 	check_indexes(rel);
 	check_triggers(rel->trigdesc);
-	load_enum(status_type, status_labels, IDEM_NSTATUS, cached.status);
-	load_enum(outcome_type, outcome_labels, IDEM_NOUTCOME, cached.outcome);
+	load_enum(status_type, status_labels, IDEM_NSTATUS, fresh.status);
+	load_enum(outcome_type, outcome_labels, IDEM_NOUTCOME, fresh.outcome);
 	load_enum(type_by_name("idem_disposition"), disposition_labels, IDEM_NDISPOSITION,
-			  cached.disposition);
+			  fresh.disposition);
 	load_result_types(outcome_type);
+	cached = fresh;
 }
 
 /*

@@ -317,7 +317,9 @@ call_on(IdemDatabase *database, bool only_health)
 			database->due = idem_ticks_after(end, naptime());
 			break;
 		case IDEM_VISIT_NOT_NOW:
-			database->due = database->health_due = idem_ticks_after(end, SECOND);
+			database->health_due = idem_ticks_after(end, SECOND);
+			if (!only_health || !database->has_extension)
+				database->due = database->health_due;
 			break;
 		case IDEM_VISIT_NO_SLOT:
 			note_refusal(end);

@@ -44,6 +44,7 @@ typedef struct IdemStore
 	MemoryContext context;		/* that of idem_open()'s caller */
 	struct IndexScanDescData *scan;
 	struct IdemWriter *writer;
+	bool		foreign_code;	/* may writes run code that isn't ours? */
 	bool		locked;			/* do we hold the key lock? */
 	bool		wrote;			/* have we changed the table? */
 	bool		reserved;		/* is the current version's row locked by us? */

@@ -67,6 +67,7 @@ idem_open(IdemStore *store, const IdemKey *name, LOCKMODE lockmode)
 	begin(store, lockmode);
 	store->name = *name;
 	store->table = idem_open_table(lockmode, true, &store->rel);
+	store->foreign_code = store->table->foreign_code;
 	store->index = index_open(store->table->pkey, lockmode);
 }
 
@@ -76,7 +77,10 @@ idem_open_to_sweep(IdemStore *store, LOCKMODE lockmode)
 {
 	begin(store, lockmode);
 	store->table = idem_open_table(lockmode, false, &store->rel);
-	return store->table != NULL;
+	if (store->table == NULL)
+		return false;
+	store->foreign_code = store->table->foreign_code;
+	return true;
 }
 
 static void

@@ -48,6 +48,8 @@ typedef struct IdemWriter
 	Oid			save_userid;
 	int			save_sec_context;
 	int			save_nestlevel;
+	bool		became;			/* what begin_write() did, for end_write() */
+	bool		triggers;
 } IdemWriter;
 
 static bool
@@ -57,10 +59,13 @@ is_sweep(const IdemStore *store)
 }
 
 static void
-become(Oid role, IdemWriter *w, const IdemStore *store)
+become(IdemWriter *w, const IdemStore *store, CmdType operation)
 {
-	bool		restricted = is_sweep(store) || role != store->rel->rd_rel->relowner;
+	Oid			role = store->rel->rd_rel->relowner;
+	bool		restricted = is_sweep(store);
 
+	if (operation == CMD_DELETE)
+		role = idem_deleter(store->rel, &restricted);
 	GetUserIdAndSecContext(&w->save_userid, &w->save_sec_context);
 	SetUserIdAndSecContext(role,
 						   w->save_sec_context | SECURITY_LOCAL_USERID_CHANGE |
@@ -131,10 +136,11 @@ begin_write(IdemStore *store, CmdType operation)
 	/* The look has seen what this very statement wrote, so we may change it. */
 	CommandCounterIncrement();
 	w->estate->es_output_cid = GetCurrentCommandId(true);
-	if (store->table->foreign_code)
-		become(operation == CMD_DELETE ? idem_deleter(store->rel) : store->rel->rd_rel->relowner,
-			   w, store);
-	if (store->rel->trigdesc != NULL)
+	w->became = store->foreign_code;
+	if (w->became)
+		become(w, store, operation);
+	w->triggers = store->rel->trigdesc != NULL;
+	if (w->triggers)
 		AfterTriggerBeginQuery();
 	return w;
 }
@@ -150,7 +156,7 @@ end_write(IdemStore *store, bool done)
 		if (!is_sweep(store))	/* nobody waits for what is swept */
 			idem_xact_touched(store);
 	}
-	if (store->rel->trigdesc != NULL)
+	if (w->triggers)
 	{
 		/* Triggers may take their time, and locks; not under the key's. */
 		if (done)
@@ -159,7 +165,7 @@ end_write(IdemStore *store, bool done)
 	}
 	ExecClearTuple(w->slot);
 	ResetPerTupleExprContext(w->estate);
-	if (store->table->foreign_code)
+	if (w->became)
 		become_oneself(w);
 
 	/* What follows in this statement may see, and change, what we wrote. */

@@ -55,7 +55,7 @@ typedef struct DueScan
 } DueScan;
 
 /* So many entries are passed in any case. */
-#define LEAST_STEPS 10000
+#define LEAST_STEPS 1000
 
 /* So many waits of foreign code end a batch: whoever waits for us must not wait long. */
 #define MOST_LOCK_TIMEOUTS 10
@@ -121,7 +121,7 @@ open_due_index(DueScan *d, LOCKMODE lockmode)
 	if (!OidIsValid(d->store.table->due_index))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"%s\" has no index that begins with column \"%s\"",
+				 errmsg("table \"%s\" has no index on column \"%s\"",
 						IDEM_TABLE, "due_at"),
 				 errhint("Create it: CREATE INDEX ON %s (due_at).", IDEM_TABLE)));
 	if (!try_lock_relations(d, lockmode))
@@ -255,7 +255,7 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 	sweep->locked_out = !begin_due_scan(&d, sweep, RowExclusiveLock);
 	if (sweep->locked_out)
 		return 0;
-	if (d.store.table->foreign_code)
+	if (d.store.foreign_code)
 		d.store.context = d.code.context =
 			AllocSetContextCreate(d.context, "idempotency sweep row", ALLOCSET_DEFAULT_SIZES);
 
@@ -264,7 +264,7 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 		if (DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_EXPIRES_AT - 1]) > d.now)
 			continue;
 		d.tried++;
-		if (d.store.table->foreign_code ?
+		if (d.store.foreign_code ?
 			idem_sweep_row_carefully(&d.store, d.slot, d.index, sweep, &d.code) :
 			idem_sweep_row(&d.store, d.slot))
 			deleted++;

@@ -25,9 +25,7 @@
 #include "utils/resowner.h"
 #include "utils/timeout.h"
 
-#include "compat.h"
 #include "sweep_row.h"
-#include "xact.h"
 
 /* How long code that isn't ours may take for one row of a batch that is to end. */
 #define ROW_LASTS 1000			/* milliseconds */
@@ -47,12 +45,12 @@ idem_sweep_row(IdemStore *store, TupleTableSlot *slot)
 	return idem_delete(store) == TM_Ok;
 }
 
-/* A conflict with somebody, like a deadlock, is the row's alone. */
+/* Somebody's cancel, or a statement's timeout: not the trigger's that says so. */
 static bool
-ends_sweep(int sqlstate)
+is_cancel(const ErrorData *error)
 {
-	return idem_is_transient(sqlstate) &&
-		ERRCODE_TO_CATEGORY(sqlstate) != ERRCODE_TRANSACTION_ROLLBACK;
+	return error->sqlerrcode == ERRCODE_QUERY_CANCELED &&
+		error->funcname != NULL && strcmp(error->funcname, "ProcessInterrupts") == 0;
 }
 
 /*
@@ -140,13 +138,13 @@ idem_sweep_row_carefully(IdemStore *store, TupleTableSlot *slot, Relation index,
 	ResourceOwner owner = CurrentResourceOwner;
 	volatile bool deleted = false;
 
-	start_row(sweep);
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(code->context);
 	PG_TRY();
 	{
 		int			nestlevel = NewGUCNestLevel();
 
+		start_row(sweep);
 		if (sweep->own_transaction)
 			check_constraints_at_once();
 		(void) set_config_option("lock_timeout", SHORTEST_LOCK_TIMEOUT,
@@ -175,14 +173,12 @@ idem_sweep_row_carefully(IdemStore *store, TupleTableSlot *slot, Relation index,
 		refresh_relation(index);
 		if (error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE)
 			code->timeouts++;
-		else if (took_too_long && error->sqlerrcode == ERRCODE_QUERY_CANCELED)
+		else if (!is_cancel(error))
+			note_error(sweep, error->message);
+		else if (took_too_long)
 			note_error(sweep, "foreign keys and triggers took longer than a second");
 		else
-		{
-			if (ends_sweep(error->sqlerrcode))
-				ReThrowError(error);
-			note_error(sweep, error->message);
-		}
+			ReThrowError(error);
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(context);

@@ -120,6 +120,42 @@ SELECT idem_forget('harmless');
 SELECT * FROM pg_temp.left_over;
 SELECT * FROM pg_temp.runs ORDER BY what;
 DROP TABLE regress_idem_own, regress_idem_second;
+-- Over a table of ours, and as a partition of one.
+CALL pg_temp.fill('harmless');
+CREATE TABLE regress_idem_own (scope text DEFAULT '', key text, part int DEFAULT 1,
+    FOREIGN KEY (scope, key) REFERENCES idempotency_keys ON DELETE CASCADE) PARTITION BY LIST (part);
+CREATE TABLE regress_idem_part PARTITION OF regress_idem_own FOR VALUES IN (1);
+INSERT INTO regress_idem_own (key) VALUES ('harmless');
+ALTER TABLE regress_idem_part OWNER TO regress_idem_second;
+CALL idem_sweep_all();
+ALTER TABLE regress_idem_part OWNER TO regress_idem_child;
+CREATE TRIGGER trap AFTER DELETE ON regress_idem_part FOR EACH ROW EXECUTE FUNCTION regress_idem_child.trap();
+CALL idem_sweep_all();
+SELECT * FROM pg_temp.left_over;
+SELECT * FROM pg_temp.runs ORDER BY what;
+DROP TABLE regress_idem_own;
+CREATE TABLE regress_idem_own (scope text DEFAULT '', key text PRIMARY KEY, FOREIGN KEY (scope, key) REFERENCES idempotency_keys ON DELETE CASCADE);
+CREATE TABLE regress_idem_child.leaf (key text REFERENCES regress_idem_own ON DELETE CASCADE);
+ALTER TABLE regress_idem_child.leaf OWNER TO regress_idem_child;
+CREATE TRIGGER trap AFTER DELETE ON regress_idem_child.leaf FOR EACH ROW EXECUTE FUNCTION regress_idem_child.trap();
+CALL pg_temp.fill('harmless');
+DELETE FROM regress_idem_child.child;
+TRUNCATE regress_idem_runs;
+INSERT INTO regress_idem_own (key) VALUES ('harmless');
+INSERT INTO regress_idem_child.leaf (key) VALUES ('harmless');
+CALL idem_sweep_all();
+SELECT * FROM pg_temp.left_over;
+SELECT * FROM pg_temp.runs ORDER BY what;
+DROP TABLE regress_idem_child.leaf, regress_idem_own;
+-- A trigger of the keys themselves would run as that role.
+CREATE FUNCTION pg_temp.own() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.regress_idem_runs VALUES ('own trigger', current_user); RETURN NULL; END $$;
+CREATE TRIGGER regress_idem_own AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION pg_temp.own();
+CALL pg_temp.fill('harmless');
+CALL idem_sweep_all();
+SELECT idem_forget('harmless');
+DROP TRIGGER regress_idem_own ON idempotency_keys;
+CALL idem_sweep_all();
+SELECT * FROM pg_temp.left_over;
 REVOKE ALL ON idempotency_keys FROM regress_idem_second;
 DROP ROLE regress_idem_second;
 DROP SCHEMA regress_idem_child CASCADE;
@@ -152,6 +188,41 @@ SELECT count(*) FROM idem_health();
 SELECT * FROM pg_temp.left_over;
 SELECT * FROM pg_temp.runs ORDER BY what;
 ALTER TABLE idempotency_keys DROP CONSTRAINT regress_idem_check, DROP COLUMN added;
+-- His trigger makes the table one that we refuse, and is undone with its row; or
+-- not, if it catches the error.
+CREATE FUNCTION regress_idem_child.nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
+CREATE FUNCTION regress_idem_child.nested() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO public.regress_idem_runs VALUES ('trigger of ' || OLD.key, current_user);
+    IF OLD.key = 'n1' THEN
+        CREATE TRIGGER refused BEFORE INSERT ON public.idempotency_keys FOR EACH ROW EXECUTE FUNCTION regress_idem_child.nothing();
+        PERFORM public.idem_claim('nested');
+    ELSIF OLD.key = 'n2' THEN
+        BEGIN
+            CREATE TRIGGER refused BEFORE INSERT ON public.idempotency_keys FOR EACH ROW EXECUTE FUNCTION regress_idem_child.nothing();
+            PERFORM public.idem_claim('nested');
+        EXCEPTION WHEN object_not_in_prerequisite_state THEN
+            INSERT INTO public.regress_idem_runs VALUES ('refused', current_user);
+        END;
+    END IF;
+    RETURN NULL;
+END $$;
+ALTER FUNCTION regress_idem_child.nothing() OWNER TO regress_idem_child;
+ALTER FUNCTION regress_idem_child.nested() OWNER TO regress_idem_child;
+SELECT idem_grant('regress_idem_child');
+CREATE TRIGGER nested AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION regress_idem_child.nested();
+TRUNCATE idempotency_keys, regress_idem_runs;
+SELECT idem_once('n' || n, ttl => '1 us') FROM generate_series(1, 3) n;
+CALL pg_temp.pause(0.02);
+SELECT idem_sweep();
+SELECT current_user = session_user AS ourselves;
+CREATE TEMP TABLE regress_idem_temp ();
+DROP TABLE regress_idem_temp;
+SELECT * FROM pg_temp.left_over;
+SELECT * FROM pg_temp.runs ORDER BY what;
+DROP TRIGGER nested ON idempotency_keys;
+SELECT idem_revoke('regress_idem_child');
+TRUNCATE idempotency_keys;
 DROP INDEX regress_idem_expression, regress_idem_predicate, regress_idem_due;
 ALTER TABLE idempotency_keys OWNER TO :"owner";
 REVOKE CREATE ON SCHEMA public FROM regress_idem_child;
