@@ -76,6 +76,7 @@ typedef struct Finding
 	double		threshold;		/* NaN: none */
 	const char *message;
 	IdemEvidence sampled;		/* all zero: the value is no estimate */
+	double		clump;			/* how many of a kind lie together in the sample */
 } Finding;
 
 static double
@@ -195,10 +196,13 @@ check_stuck_claims(const Facts *f)
 							 psprintf("open claims whose lease ended more than %d s ago: %s%.0f",
 									  idem_health_stuck_after, about(scale == 1.0), stuck));
 
+	/* What one incident has left lies together: it is pages that chance picks. */
 	if (scale > 1.0 && threshold >= 0)
 	{
-		item.sampled.expected = (threshold + 0.5) / scale;
-		item.sampled.found = f->sample.stuck;
+		item.clump = f->sample.stuck / (double) Max(f->sample.stuck_pages, 1);
+		item.clump = Max(item.clump, 1);
+		item.sampled.expected = (threshold + 0.5) / scale / item.clump;
+		item.sampled.found = f->sample.stuck_pages;
 		item.level = idem_surely_more(item.sampled) ? LEVEL_WARNING : LEVEL_OK;
 	}
 	return item;
@@ -436,16 +440,25 @@ report_turn(const char *database, const char *name, const Finding *item)
  * one after the other.
  */
 static bool
-is_surely_well(const Finding *item, IdemEvidence *before)
+is_surely_well(const Finding *item, IdemHealthMemory *memory)
 {
-	IdemEvidence all = {before->expected + item->sampled.expected,
-		before->found + item->sampled.found};
+	double		clump = Max(item->clump, memory->clump);
+	IdemEvidence all = {memory->stuck_claims.expected + item->sampled.expected * item->clump / clump,
+		memory->stuck_claims.found + item->sampled.found};
 	bool		well = idem_surely_less(all);
 
 	if (well || idem_surely_more(all))
 		memset(&all, 0, sizeof(all));	/* begin anew */
-	*before = all;
+	memory->stuck_claims = all;
+	memory->clump = clump;
 	return well;
+}
+
+static void
+remember_warning(const Finding *item, IdemHealthMemory *memory)
+{
+	memset(&memory->stuck_claims, 0, sizeof(memory->stuck_claims));
+	memory->clump = item->clump;
 }
 
 /*
@@ -474,11 +487,11 @@ idem_health_report(IdemHealthMemory *memory)
 		{
 			bad |= 1U << i;
 			if (checked[i].sampled.expected > 0)
-				memset(&memory->stuck_claims, 0, sizeof(memory->stuck_claims));
+				remember_warning(&checked[i], memory);
 		}
 		else if (checked[i].level != LEVEL_UNKNOWN &&
 				 (checked[i].sampled.expected == 0 ||
-				  is_surely_well(&checked[i], &memory->stuck_claims)))
+				  is_surely_well(&checked[i], memory)))
 			well |= 1U << i;
 	}
 	table_close(facts.store.rel, AccessShareLock);
