@@ -135,7 +135,4 @@ typedef bool IdemUpdateIndexes;
 	index_beginscan(heap, index, snapshot, nkeys, 0)
 #endif
 
-/* 18 fires AFTER triggers as the role that was current when they were queued. */
-#define IDEM_TRIGGERS_KNOW_THEIR_ROLE (PG_VERSION_NUM >= 180000)
-
 #endif							/* IDEM_COMPAT_H */

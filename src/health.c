@@ -443,14 +443,16 @@ static bool
 is_surely_well(const Finding *item, IdemHealthMemory *memory)
 {
 	double		clump = Max(item->clump, memory->clump);
-	IdemEvidence all = {memory->stuck_claims.expected + item->sampled.expected * item->clump / clump,
-		memory->stuck_claims.found + item->sampled.found};
+	IdemEvidence all = {
+		(memory->stuck_claims.expected * memory->clump + item->sampled.expected * item->clump) / clump,
+		memory->stuck_claims.found + item->sampled.found
+	};
 	bool		well = idem_surely_less(all);
 
 	if (well || idem_surely_more(all))
 		memset(&all, 0, sizeof(all));	/* begin anew */
 	memory->stuck_claims = all;
-	memory->clump = clump;
+	memory->clump = well ? 0 : clump;
 	return well;
 }
 

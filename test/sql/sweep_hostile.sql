@@ -102,11 +102,10 @@ CALL pg_temp.fill('harmless');
 SELECT idem_forget('harmless');
 SELECT * FROM pg_temp.runs ORDER BY what;
 
--- A second role's table: harmless as long as a deletion doesn't change it, and a
--- superuser's is always. Else the triggers of one would run as the other.
+-- A second role's table, a superuser's even: harmless as long as a deletion doesn't
+-- change it. Else the code of one would run as the other.
 CREATE ROLE regress_idem_second;
 GRANT REFERENCES ON idempotency_keys TO regress_idem_second;
-CREATE TABLE regress_idem_own (scope text DEFAULT '', key text, FOREIGN KEY (scope, key) REFERENCES idempotency_keys ON DELETE CASCADE);
 CREATE TABLE regress_idem_second (scope text DEFAULT '', key text, FOREIGN KEY (scope, key) REFERENCES idempotency_keys);
 ALTER TABLE regress_idem_second OWNER TO regress_idem_second;
 CALL pg_temp.fill('harmless');
@@ -119,34 +118,52 @@ CALL idem_sweep_all();
 SELECT idem_forget('harmless');
 SELECT * FROM pg_temp.left_over;
 SELECT * FROM pg_temp.runs ORDER BY what;
-DROP TABLE regress_idem_own, regress_idem_second;
--- Over a table of ours, and as a partition of one.
+DROP TABLE regress_idem_second;
+-- Over a table of ours: by its deletion, by its update, by its rule; and as a partition of it.
+ALTER TABLE regress_idem_child.child RENAME TO direct;
+CREATE TABLE regress_idem_child.child (scope text DEFAULT '', key text);
+ALTER TABLE regress_idem_child.direct DROP CONSTRAINT child_scope_key_fkey;
+CREATE TABLE regress_idem_own (scope text DEFAULT '', key text UNIQUE, part int DEFAULT 1, FOREIGN KEY (scope, key) REFERENCES idempotency_keys ON DELETE CASCADE);
+CREATE TABLE regress_idem_child.leaf (key text REFERENCES regress_idem_own (key) ON DELETE CASCADE);
+ALTER TABLE regress_idem_child.leaf OWNER TO regress_idem_child;
+CREATE TRIGGER trap AFTER DELETE OR UPDATE ON regress_idem_child.leaf FOR EACH ROW EXECUTE FUNCTION regress_idem_child.trap();
 CALL pg_temp.fill('harmless');
+INSERT INTO regress_idem_own (key) VALUES ('harmless');
+INSERT INTO regress_idem_child.leaf (key) VALUES ('harmless');
+CALL idem_sweep_all();
+ALTER TABLE regress_idem_own DROP CONSTRAINT regress_idem_own_scope_key_fkey, ADD FOREIGN KEY (scope, key) REFERENCES idempotency_keys ON DELETE SET NULL;
+ALTER TABLE regress_idem_child.leaf DROP CONSTRAINT leaf_key_fkey, ADD FOREIGN KEY (key) REFERENCES regress_idem_own (key) ON UPDATE CASCADE;
+CALL idem_sweep_all();
+ALTER TABLE regress_idem_child.leaf DROP CONSTRAINT leaf_key_fkey;
+CREATE RULE regress_idem_rule AS ON UPDATE TO regress_idem_own DO ALSO DELETE FROM regress_idem_child.leaf;
+CALL idem_sweep_all();
+SELECT idem_forget('harmless');
+DROP RULE regress_idem_rule ON regress_idem_own;
+SELECT * FROM pg_temp.left_over;
+SELECT * FROM pg_temp.runs ORDER BY what;
+-- ours alone
+CALL idem_sweep_all();
+SELECT * FROM pg_temp.left_over;
+DROP TABLE regress_idem_child.leaf, regress_idem_own;
 CREATE TABLE regress_idem_own (scope text DEFAULT '', key text, part int DEFAULT 1,
     FOREIGN KEY (scope, key) REFERENCES idempotency_keys ON DELETE CASCADE) PARTITION BY LIST (part);
 CREATE TABLE regress_idem_part PARTITION OF regress_idem_own FOR VALUES IN (1);
-INSERT INTO regress_idem_own (key) VALUES ('harmless');
-ALTER TABLE regress_idem_part OWNER TO regress_idem_second;
-CALL idem_sweep_all();
 ALTER TABLE regress_idem_part OWNER TO regress_idem_child;
 CREATE TRIGGER trap AFTER DELETE ON regress_idem_part FOR EACH ROW EXECUTE FUNCTION regress_idem_child.trap();
+CALL pg_temp.fill('harmless');
+INSERT INTO regress_idem_own (key) VALUES ('harmless');
+CALL idem_sweep_all();
+SELECT * FROM pg_temp.left_over;
+-- all of it one role's
+ALTER TABLE regress_idem_own OWNER TO regress_idem_child;
 CALL idem_sweep_all();
 SELECT * FROM pg_temp.left_over;
 SELECT * FROM pg_temp.runs ORDER BY what;
 DROP TABLE regress_idem_own;
-CREATE TABLE regress_idem_own (scope text DEFAULT '', key text PRIMARY KEY, FOREIGN KEY (scope, key) REFERENCES idempotency_keys ON DELETE CASCADE);
-CREATE TABLE regress_idem_child.leaf (key text REFERENCES regress_idem_own ON DELETE CASCADE);
-ALTER TABLE regress_idem_child.leaf OWNER TO regress_idem_child;
-CREATE TRIGGER trap AFTER DELETE ON regress_idem_child.leaf FOR EACH ROW EXECUTE FUNCTION regress_idem_child.trap();
-CALL pg_temp.fill('harmless');
-DELETE FROM regress_idem_child.child;
-TRUNCATE regress_idem_runs;
-INSERT INTO regress_idem_own (key) VALUES ('harmless');
-INSERT INTO regress_idem_child.leaf (key) VALUES ('harmless');
-CALL idem_sweep_all();
-SELECT * FROM pg_temp.left_over;
-SELECT * FROM pg_temp.runs ORDER BY what;
-DROP TABLE regress_idem_child.leaf, regress_idem_own;
+DROP TABLE regress_idem_child.child;
+TRUNCATE regress_idem_child.direct;
+ALTER TABLE regress_idem_child.direct RENAME TO child;
+ALTER TABLE regress_idem_child.child ADD FOREIGN KEY (scope, key) REFERENCES idempotency_keys ON DELETE CASCADE;
 -- A trigger of the keys themselves would run as that role.
 CREATE FUNCTION pg_temp.own() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.regress_idem_runs VALUES ('own trigger', current_user); RETURN NULL; END $$;
 CREATE TRIGGER regress_idem_own AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION pg_temp.own();
