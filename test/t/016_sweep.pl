@@ -285,7 +285,7 @@ foreach my $round (1 .. 3)
 {
 	fill(20000);
 	my $sweeper = session($node);
-	$sweeper->send('CALL idem_sweep_all(10)');
+	$sweeper->send(q{CALL idem_sweep_all(10, pause => '5 ms')});
 	wait_until(sub { rows() < 19000 }, 'the sweep to be under way');
 	kill 'KILL', $sweeper->pid;
 	is($sweeper->result->{error}{C}, '08006', 'the backend is killed');
