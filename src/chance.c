@@ -4,9 +4,9 @@
  *	  What a count in a sample says of the whole.
  *
  * Rare things come into a sample by chance, as many as a Poisson distribution
- * has it, if each comes by itself.  Whether the whole is above or below a threshold is said only if at
- * the threshold such a count would be rare; else who looks again and again
- * would see it turn each time.
+ * has it, if each comes by itself.  Whether the whole is above or below a
+ * threshold is said only if at the threshold such a count would be rare; else
+ * who looks again and again would see it turn each time.
  *
  *-------------------------------------------------------------------------
  */

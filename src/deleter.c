@@ -160,9 +160,9 @@ owner_of(Oid relid, Oid keys_owner)
 	return superuser_arg(owner) && superuser_arg(keys_owner) ? keys_owner : owner;
 }
 
-/* Sets others if code of another role than that of the table may run. */
+/* The table's owner, or the other role whose code may run. */
 Oid
-idem_deleter(Relation rel, bool *others)
+idem_deleter(Relation rel)
 {
 	Oid			owner = rel->rd_rel->relowner;
 	Oid			deleter = InvalidOid;
@@ -191,6 +191,5 @@ idem_deleter(Relation rel, bool *others)
 	if (own)
 		refuse("the keys have DELETE triggers, which would run as the other table's owner",
 			   "Drop these triggers or the foreign key, or have the other table owned as the keys are.");
-	*others = true;
 	return deleter;
 }

@@ -12,6 +12,6 @@
 
 #include "utils/rel.h"
 
-extern Oid	idem_deleter(Relation rel, bool *others);
+extern Oid	idem_deleter(Relation rel);
 
 #endif							/* IDEM_DELETER_H */

@@ -286,8 +286,8 @@ idem_count_lost(void)
 }
 
 /* As much of it as there is room for, in whole characters. */
-static void
-copy_error(char *to, const char *error)
+void
+idem_copy_error(char *to, const char *error)
 {
 	int			len = Min(strlen(error), IDEM_ERROR_SIZE - 1);
 
@@ -302,7 +302,7 @@ describe_run(IdemSweepRun *run, int64 rows, int64 failed, const char *error,
 	run->failed = failed;
 	run->start = start;
 	run->end = end;
-	copy_error(run->error, error != NULL ? error : "");
+	idem_copy_error(run->error, error != NULL ? error : "");
 }
 
 /* A sweep that is part of the caller's transaction. */

@@ -54,6 +54,7 @@ typedef struct IdemStats
 	TimestampTz reset_at;
 } IdemStats;
 
+extern void idem_copy_error(char *to, const char *error);
 extern void idem_stats_init(void);
 extern void idem_stats_prepare(void);
 extern void idem_count(IdemCounter counter);

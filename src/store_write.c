@@ -61,11 +61,10 @@ is_sweep(const IdemStore *store)
 static void
 become(IdemWriter *w, const IdemStore *store, CmdType operation)
 {
-	Oid			role = store->rel->rd_rel->relowner;
-	bool		restricted = is_sweep(store);
+	Oid			owner = store->rel->rd_rel->relowner;
+	Oid			role = operation == CMD_DELETE ? idem_deleter(store->rel) : owner;
+	bool		restricted = is_sweep(store) || role != owner;
 
-	if (operation == CMD_DELETE)
-		role = idem_deleter(store->rel, &restricted);
 	GetUserIdAndSecContext(&w->save_userid, &w->save_sec_context);
 	SetUserIdAndSecContext(role,
 						   w->save_sec_context | SECURITY_LOCAL_USERID_CHANGE |

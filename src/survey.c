@@ -54,12 +54,6 @@ snapshot(void)
 	return IsolationIsSerializable() ? SnapshotSelf : GetActiveSnapshot();
 }
 
-static bool
-is_over(IdemTicks until)
-{
-	return until != 0 && idem_ticks() >= until;
-}
-
 static void
 begin_survey(IdemSurvey *survey)
 {
@@ -152,7 +146,7 @@ idem_survey_sample(IdemStore *store, IdemSurvey *survey)
 	begin_survey(survey);
 	first = distance * idem_random_fraction();
 	slot = table_slot_create(store->rel, NULL);
-	for (read = 0; read < SAMPLE_PAGES && !is_over(survey->until); read++)
+	for (read = 0; read < SAMPLE_PAGES && !idem_ticks_passed(survey->until); read++)
 		survey_page(store, survey, slot,
 					(BlockNumber) Min(first + (read * SAMPLE_STEP % SAMPLE_PAGES) * distance, pages - 1));
 	survey->scale = (double) pages / Max(read, 1);
@@ -190,7 +184,7 @@ due_rows(IdemStore *store, StrategyNumber strategy, TimestampTz bound, bool held
 				TimestampTzGetDatum(bound));
 	scan = idem_index_beginscan(store->rel, index, snapshot(), 1);
 	index_rescan(scan, &key, 1, NULL, 0);
-	while (found.rows < limit && entries < limit + DEAD_ENTRIES && !found.all && !is_over(until))
+	while (found.rows < limit && entries < limit + DEAD_ENTRIES && !found.all && !idem_ticks_passed(until))
 	{
 		ItemPointer tid = index_getnext_tid(scan, ForwardScanDirection);
 

@@ -208,8 +208,7 @@ advance(DueScan *d, IdemSweep *sweep, ItemPointer entry)
 static bool
 is_over(const DueScan *d, const IdemSweep *sweep)
 {
-	return sweep->until != 0 && (d->tried > 0 || d->steps >= LEAST_STEPS) &&
-		idem_ticks() >= sweep->until;
+	return (d->tried > 0 || d->steps >= LEAST_STEPS) && idem_ticks_passed(sweep->until);
 }
 
 /* The next row that may have expired, in the slot, while there is time. */
@@ -294,7 +293,7 @@ idem_sweep_estimate(int64 limit, IdemTicks until)
 	{
 		CHECK_FOR_INTERRUPTS();
 		n++;
-		if (until != 0 && idem_ticks() >= until)
+		if (idem_ticks_passed(until))
 			break;
 	}
 	end_due_scan(&d);

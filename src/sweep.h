@@ -13,6 +13,7 @@
 #include "datatype/timestamp.h"
 #include "storage/itemptr.h"
 
+#include "stats.h"
 #include "ticks.h"
 
 /* A larger number of rows is only called so. */
@@ -33,7 +34,7 @@ typedef struct IdemSweep
 	bool		locked_out;		/* somebody has the table locked */
 	int64		deleted;		/* in all batches */
 	int64		failed;			/* rows whose deletion raised an error */
-	char		error[256];		/* the last one */
+	char		error[IDEM_ERROR_SIZE]; /* the last one */
 } IdemSweep;
 
 extern int64 idem_sweep_batch(IdemSweep *sweep, int batch_size);

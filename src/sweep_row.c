@@ -16,7 +16,6 @@
 #include "access/htup_details.h"
 #include "access/xact.h"
 #include "commands/trigger.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
 #include "storage/latch.h"
@@ -69,9 +68,7 @@ check_constraints_at_once(void)
 static void
 note_error(IdemSweep *sweep, const char *message)
 {
-	int			room = sizeof(sweep->error) - 1;
-
-	strlcpy(sweep->error, message, pg_mbcliplen(message, strlen(message), room) + 1);
+	idem_copy_error(sweep->error, message);
 	sweep->failed++;
 }
 

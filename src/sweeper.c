@@ -441,7 +441,7 @@ carefully(void (*part) (IdemVisit *visit), IdemVisit *visit, char *message)
 		AbortCurrentTransaction();
 		locked_out = error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE;
 		if (!locked_out)
-			strlcpy(message, error->message, sizeof(visit->error));
+			idem_copy_error(message, error->message);
 		RESUME_INTERRUPTS();
 	}
 	PG_END_TRY();

@@ -35,7 +35,7 @@ typedef struct IdemVisit
 	bool		only_health;	/* and nothing swept */
 	IdemHealthMemory memory;	/* given, and taken further */
 	int64		deleted;		/* by this visit */
-	char		error[256];		/* that has ended it, or empty */
+	char		error[IDEM_ERROR_SIZE];		/* that has ended it, or empty */
 } IdemVisit;
 
 extern IdemVisitEnd idem_visit(IdemVisit *visit);

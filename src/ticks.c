@@ -36,6 +36,13 @@ idem_ticks_after(IdemTicks then, int64 milliseconds)
 	return then + milliseconds * 1000;
 }
 
+/* Has that time come?  0 never does. */
+bool
+idem_ticks_passed(IdemTicks until)
+{
+	return until != 0 && idem_ticks() >= until;
+}
+
 /* For so long, or until the latch is set, or so; the caller looks again. */
 void
 idem_sleep_once(int64 milliseconds, uint32 wait_event)

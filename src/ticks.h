@@ -14,6 +14,7 @@ typedef int64 IdemTicks;		/* microseconds since some instant */
 
 extern IdemTicks idem_ticks(void);
 extern IdemTicks idem_ticks_after(IdemTicks then, int64 milliseconds);
+extern bool idem_ticks_passed(IdemTicks until);
 extern void idem_sleep_once(int64 milliseconds, uint32 wait_event);
 extern void idem_sleep_between_batches(int64 microseconds);
 
