@@ -105,6 +105,13 @@ idem_extension_init(void)
 	CacheRegisterRelcacheCallback(count_change, (Datum) 0);
 }
 
+/* A number that another one follows when what is known may no longer be true. */
+uint64
+idem_extension_changes(void)
+{
+	return changes;
+}
+
 /*
  * Reads pg_extension by name; false if the extension isn't in this database.
  */
@@ -256,6 +263,7 @@ is_due_index(Relation index)
 	Form_pg_index form = index->rd_index;
 
 	return index->rd_rel->relam == BTREE_AM_OID && form->indisvalid &&
+		!form->indisunique && !form->indisexclusion &&
 		form->indnkeyatts == 1 && form->indkey.values[0] == IDEM_COL_DUE_AT &&
 		(index->rd_indoption[0] & INDOPTION_DESC) == 0 &&
 		!has_expressions(index);
@@ -283,7 +291,7 @@ check_indexes(Relation rel)
 		else if (is_due_index(index))
 			fresh.due_index = RelationGetRelid(index);
 		else if ((index->rd_index->indisunique || index->rd_index->indisexclusion) &&
-				 index->rd_index->indisvalid)
+				 index->rd_index->indisready)	/* inserts heed it, valid or not */
 			altered("It has another unique or exclusion constraint, for which a claim would have to wait.");
 		else if (has_expressions(index))
 			fresh.foreign_code = true;

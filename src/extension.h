@@ -87,6 +87,7 @@ typedef struct IdemTable
 } IdemTable;
 
 extern void idem_extension_init(void);
+extern uint64 idem_extension_changes(void);
 extern bool idem_find_extension(Oid *extension, Oid *schema);
 extern const IdemTable *idem_open_table(LOCKMODE lockmode, bool wait, Relation *rel);
 extern const char *idem_status_name(IdemStatus status);

@@ -12,6 +12,7 @@
  *	no extension				when CREATE EXTENSION gives notice (notice.c),
  *								or much later
  *	an error					later and later, an hour at most
+ *	a row that ends sweepers	after the pause, behind that row
  *	locked or gone				soon; a look that costs next to nothing
  *
  * Outside of idempotency.sweep_window the same sweeper looks at health only,
@@ -167,6 +168,9 @@ until_next_look(Oid database)
 	return Max(base * (768 + spread) / 1024, naptime());
 }
 
+#define SWEEP_ALL "delete all expired idempotency keys"
+#define LOOK_FOR_CODE "Look for foreign keys and triggers on table \"" IDEM_TABLE "\"."
+
 /*
  * One WARNING where things turn bad, one line where they are well again.
  */
@@ -231,16 +235,15 @@ next_turn(IdemTicks begin, IdemTicks end)
 static void
 take_result(IdemDatabase *database, const IdemVisit *visit, IdemTicks begin, IdemTicks end)
 {
-	bool		moved = visit->deleted > 0 || visit->sweep.position != database->sweep.position ||
-		!ItemPointerEquals((ItemPointer) &visit->sweep.entry, &database->sweep.entry);
+	bool		moved = visit->deleted > 0 ||
+		idem_compare_entries(&visit->sweep.position, &database->sweep.position) != 0;
 
 	database->has_extension = visit->has_extension;
 	if (visit->only_health && visit->has_extension)
 		return;
 	database->failures = 0;
 	if (visit->sweep.failed > 0)
-		note_failure(database, "delete all expired idempotency keys", visit->sweep.error,
-					 "Look for foreign keys and triggers on table \"" IDEM_TABLE "\".");
+		note_failure(database, SWEEP_ALL, visit->sweep.error, LOOK_FOR_CODE);
 	else if (!visit->has_extension)
 		database->failing = false;
 	else if (!visit->sweep.more && !visit->sweep.locked_out)
@@ -273,6 +276,24 @@ take_failure(IdemDatabase *database, const IdemVisit *visit, IdemTicks end)
 	database->due = idem_ticks_after(end, backed_off(naptime(), database->failures, HOUR));
 	note_failure(database, "sweep expired idempotency keys", visit->error,
 				 "It is tried again, after longer and longer pauses.");
+}
+
+/*
+ * Code that a deletion runs has ended the sweeper: the next one goes on behind
+ * the row.  Health has had no look, and gets one of its own before, since that
+ * sweeper may be lost, too.
+ */
+static void
+take_loss(IdemDatabase *database, const IdemVisit *visit, IdemTicks end)
+{
+	database->sweep = visit->sweep;
+	database->estimate = visit->estimate;
+	database->has_extension = visit->has_extension;
+	database->failures = 1;
+	if (visit->health)
+		database->health_due = idem_ticks_after(end, GAP);
+	database->due = idem_ticks_after(end, 2 * GAP);
+	note_failure(database, SWEEP_ALL, visit->error, LOOK_FOR_CODE);
 }
 
 static void
@@ -309,6 +330,11 @@ call_on(IdemDatabase *database, bool only_health)
 			take_failure(database, &visit, end);
 			break;
 		case IDEM_VISIT_LOST:
+			if (visit.sweep.deadly.valid)
+			{
+				take_loss(database, &visit, end);
+				break;
+			}
 			take_failure(database, &visit, end);
 			database->health_due = database->due;	/* nothing can be looked at either */
 			break;

@@ -104,6 +104,7 @@ idem_forget(PG_FUNCTION_ARGS)
 	IdemKey		name = idem_arg_key(fcinfo, 0, 1);
 
 	idem_begin_change(&s, "idem_forget()", name, IDEM_ANY_ROW);
+	idem_prepare_delete(&s.store);
 	do
 	{
 		if (!idem_find_row(&s))

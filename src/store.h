@@ -45,6 +45,7 @@ typedef struct IdemStore
 	struct IndexScanDescData *scan;
 	struct IdemWriter *writer;
 	bool		foreign_code;	/* may writes run code that isn't ours? */
+	uint64		changes;		/* idem_extension_changes() when that was found */
 	bool		locked;			/* do we hold the key lock? */
 	bool		wrote;			/* have we changed the table? */
 	bool		reserved;		/* is the current version's row locked by us? */
@@ -75,6 +76,7 @@ extern Datum idem_fetch_long(Datum datum);
 
 /* store_write.c */
 extern void idem_writer_end(IdemStore *store);
+extern void idem_prepare_delete(IdemStore *store);
 extern bool idem_insert(IdemStore *store, Datum *values, bool *nulls);
 extern TM_Result idem_reserve_row(IdemStore *store, LockTupleMode mode);
 extern TM_Result idem_update(IdemStore *store, Datum *values, bool *nulls);

@@ -61,13 +61,23 @@ begin(IdemStore *store, LOCKMODE lockmode)
 	store->context = CurrentMemoryContext;
 }
 
+static bool
+open_table(IdemStore *store, bool wait)
+{
+	store->table = idem_open_table(store->lockmode, wait, &store->rel);
+	if (store->table == NULL)
+		return false;
+	store->foreign_code = store->table->foreign_code;
+	store->changes = idem_extension_changes();
+	return true;
+}
+
 void
 idem_open(IdemStore *store, const IdemKey *name, LOCKMODE lockmode)
 {
 	begin(store, lockmode);
 	store->name = *name;
-	store->table = idem_open_table(lockmode, true, &store->rel);
-	store->foreign_code = store->table->foreign_code;
+	(void) open_table(store, true);
 	store->index = index_open(store->table->pkey, lockmode);
 }
 
@@ -76,11 +86,7 @@ bool
 idem_open_to_sweep(IdemStore *store, LOCKMODE lockmode)
 {
 	begin(store, lockmode);
-	store->table = idem_open_table(lockmode, false, &store->rel);
-	if (store->table == NULL)
-		return false;
-	store->foreign_code = store->table->foreign_code;
-	return true;
+	return open_table(store, false);
 }
 
 static void

@@ -13,9 +13,10 @@
  * Indexes, constraints, column defaults and AFTER ROW triggers that somebody
  * added to the table are honoured.  They may be anybody's code, so they run
  * as the table's owner (or as deleter.c says) with a safe search_path (become).
- * Another role's code, and all of it in a sweep, which runs without anybody's
- * asking and mostly as a superuser, may leave nothing behind that would run when
- * the transaction commits, in its name.
+ * What is not the caller's own code, nor a superuser's, may leave nothing behind
+ * that would run when the transaction commits, in the caller's name; nor may
+ * anything in a deletion, which goes on to tables of others, and which sweeps do
+ * without anybody's asking.
  *
  *-------------------------------------------------------------------------
  */
@@ -63,9 +64,10 @@ become(IdemWriter *w, const IdemStore *store, CmdType operation)
 {
 	Oid			owner = store->rel->rd_rel->relowner;
 	Oid			role = operation == CMD_DELETE ? idem_deleter(store->rel) : owner;
-	bool		restricted = is_sweep(store) || role != owner;
+	bool		restricted;
 
 	GetUserIdAndSecContext(&w->save_userid, &w->save_sec_context);
+	restricted = operation == CMD_DELETE || (role != w->save_userid && !superuser_arg(role));
 	SetUserIdAndSecContext(role,
 						   w->save_sec_context | SECURITY_LOCAL_USERID_CHANGE |
 						   (restricted ? SECURITY_RESTRICTED_OPERATION : 0));
@@ -110,6 +112,29 @@ idem_writer_end(IdemStore *store)
 	store->writer = NULL;
 }
 
+/*
+ * Who refers to the key's row may have to be waited for: where there is a key
+ * lock, that is before it is taken.
+ */
+void
+idem_prepare_delete(IdemStore *store)
+{
+	if (store->foreign_code)
+		(void) idem_deleter(store->rel);
+}
+
+/*
+ * Is there code that isn't ours, or may there be by now?  Our lock on the table
+ * doesn't keep CREATE INDEX CONCURRENTLY out, which is nothing to a delete.
+ */
+static bool
+may_run_foreign_code(IdemStore *store, CmdType operation)
+{
+	if (operation != CMD_DELETE && store->changes != idem_extension_changes())
+		store->foreign_code = true;
+	return store->foreign_code;
+}
+
 /* A delete does without, and need not wait for who has an index locked. */
 static void
 open_indexes(IdemStore *store)
@@ -135,7 +160,7 @@ begin_write(IdemStore *store, CmdType operation)
 	/* The look has seen what this very statement wrote, so we may change it. */
 	CommandCounterIncrement();
 	w->estate->es_output_cid = GetCurrentCommandId(true);
-	w->became = store->foreign_code;
+	w->became = may_run_foreign_code(store, operation);
 	if (w->became)
 		become(w, store, operation);
 	w->triggers = store->rel->trigdesc != NULL;

@@ -57,8 +57,12 @@ typedef struct DueScan
 /* So many entries are passed in any case. */
 #define LEAST_STEPS 1000
 
-/* So many waits of foreign code end a batch: whoever waits for us must not wait long. */
+/*
+ * So many waits of foreign code end a batch: whoever waits for us must not wait
+ * long.  The second number is for a batch that none goes on behind.
+ */
 #define MOST_LOCK_TIMEOUTS 10
+#define MOST_LOCK_TIMEOUTS_ALONE 1000
 
 /* What a deletion locks besides the table, and looks for its rows in. */
 static List *
@@ -159,9 +163,9 @@ begin_due_scan(DueScan *d, const IdemSweep *sweep, LOCKMODE lockmode)
 
 	ScanKeyInit(&keys[0], 1, BTLessEqualStrategyNumber, F_TIMESTAMPTZ_LE,
 				TimestampTzGetDatum(d->now));
-	if (sweep->positioned)
+	if (sweep->position.valid)
 		ScanKeyInit(&keys[nkeys++], 1, BTGreaterEqualStrategyNumber, F_TIMESTAMPTZ_GE,
-					TimestampTzGetDatum(sweep->position));
+					TimestampTzGetDatum(sweep->position.due_at));
 
 	/* SnapshotSelf: what is committed now, without predicate locks. */
 	d->scan = idem_index_beginscan(d->store.rel, d->index, SnapshotSelf, nkeys);
@@ -184,23 +188,29 @@ end_due_scan(DueScan *d)
 	leave_context(d);
 }
 
-/*
- * Goes on to the next entry; false if an earlier batch has done so.  Entries of
- * one due_at lie in the order of the places they point to.
- */
+/* Entries of one due_at lie in the order of the places they point to. */
+int
+idem_compare_entries(const IdemEntry *a, const IdemEntry *b)
+{
+	if (a->due_at != b->due_at)
+		return a->due_at < b->due_at ? -1 : 1;
+	return ItemPointerCompare((ItemPointer) &a->place, (ItemPointer) &b->place);
+}
+
+/* Goes on to the next entry; false if an earlier batch has done so. */
 static bool
-advance(DueScan *d, IdemSweep *sweep, ItemPointer entry)
+advance(DueScan *d, IdemSweep *sweep, ItemPointer place)
 {
 	bool		isnull;
-	TimestampTz due_at = DatumGetTimestampTz(index_getattr(d->scan->xs_itup, 1,
-														   d->scan->xs_itupdesc, &isnull));
+	IdemEntry	entry = {0};
 
-	if (sweep->positioned && due_at == sweep->position &&
-		ItemPointerCompare(entry, &sweep->entry) <= 0)
+	entry.due_at = DatumGetTimestampTz(index_getattr(d->scan->xs_itup, 1,
+													 d->scan->xs_itupdesc, &isnull));
+	entry.place = *place;
+	entry.valid = true;
+	if (sweep->position.valid && idem_compare_entries(&entry, &sweep->position) <= 0)
 		return false;
-	sweep->position = due_at;
-	sweep->entry = *entry;
-	sweep->positioned = true;
+	sweep->position = entry;
 	return true;
 }
 
@@ -237,20 +247,51 @@ next_due_row(DueScan *d, IdemSweep *sweep)
 	return false;
 }
 
+/* Is this the row in whose deletion a process has ended? */
+static bool
+is_deadly(IdemSweep *sweep)
+{
+	int			cmp;
+
+	if (!sweep->deadly.valid)
+		return false;
+	cmp = idem_compare_entries(&sweep->position, &sweep->deadly);
+	if (cmp >= 0)
+		sweep->deadly.valid = false;
+	return cmp == 0;
+}
+
+/* Deletes the row in the slot, unless that is not to be. */
+static bool
+try_row(DueScan *d, IdemSweep *sweep)
+{
+	bool		deadly = is_deadly(sweep);
+
+	if (!d->store.foreign_code)
+		return idem_sweep_row(&d->store, d->slot);
+	if (!deadly)
+		return idem_sweep_row_carefully(&d->store, d->slot, d->index, sweep, &d->code);
+	idem_sweep_row_failed(sweep, "foreign keys or triggers have ended the process that ran them");
+	return false;
+}
+
 /*
  * Deletes up to batch_size expired rows in the current transaction, which
  * needs an active snapshot, and returns how many.
  *
  * Rows that can't be deleted take up room in a batch only if the next one goes
- * on behind them.
+ * on behind them.  On the way to a row in whose deletion a process has ended, a
+ * batch is one row, so that what it loses, should another one end, is that row.
  */
 int64
 idem_sweep_batch(IdemSweep *sweep, int batch_size)
 {
 	DueScan		d = {0};
 	int64		deleted = 0;
+	int			size = sweep->deadly.valid ? 1 : batch_size;
+	int			most_timeouts = sweep->own_transaction ? MOST_LOCK_TIMEOUTS : MOST_LOCK_TIMEOUTS_ALONE;
 
-	sweep->more = false;
+	sweep->more = sweep->rows_locked = false;
 	sweep->locked_out = !begin_due_scan(&d, sweep, RowExclusiveLock);
 	if (sweep->locked_out)
 		return 0;
@@ -263,12 +304,10 @@ idem_sweep_batch(IdemSweep *sweep, int batch_size)
 		if (DatumGetTimestampTz(d.slot->tts_values[IDEM_COL_EXPIRES_AT - 1]) > d.now)
 			continue;
 		d.tried++;
-		if (d.store.foreign_code ?
-			idem_sweep_row_carefully(&d.store, d.slot, d.index, sweep, &d.code) :
-			idem_sweep_row(&d.store, d.slot))
+		if (try_row(&d, sweep))
 			deleted++;
-		sweep->more = (sweep->own_transaction ? d.tried : deleted) >= batch_size ||
-			d.code.timeouts >= MOST_LOCK_TIMEOUTS;
+		sweep->rows_locked = d.code.timeouts >= most_timeouts;
+		sweep->more = (sweep->own_transaction ? d.tried : deleted) >= size || sweep->rows_locked;
 	}
 	end_due_scan(&d);
 	sweep->deleted += deleted;

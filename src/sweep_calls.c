@@ -57,6 +57,11 @@ report_errors(const IdemSweep *sweep)
 				 errhint("Look for foreign keys and triggers on table \"%s\".", IDEM_TABLE) :
 				 errhint("Look for foreign keys and triggers on table \"%s\". Where one is deferred, run SET CONSTRAINTS ALL IMMEDIATE before.",
 						 IDEM_TABLE)));
+	if (sweep->rows_locked && !sweep->own_transaction)
+		ereport(WARNING,
+				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+				 errmsg("skipped expired idempotency keys because of locks on what refers to them"),
+				 errhint("CALL idem_sweep_all() sees to those behind them now, the next sweep to these.")));
 	if (sweep->locked_out)
 		ereport(WARNING,
 				(errcode(ERRCODE_LOCK_NOT_AVAILABLE),

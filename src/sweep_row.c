@@ -5,7 +5,9 @@
  *
  * Where somebody's triggers or foreign keys come into it, that is code that
  * isn't ours: it may fail, wait, take its time, or do away with what we have
- * open.  Whatever it does, it costs its own row and not the sweep.
+ * open.  Whatever it does, it costs its own row and not the sweep.  It may even
+ * end the process (with exit_on_error, say), which is the worker's to survive:
+ * the row is written down before it is tried.
  *
  *-------------------------------------------------------------------------
  */
@@ -26,11 +28,16 @@
 
 #include "sweep_row.h"
 
-/* How long code that isn't ours may take for one row of a batch that is to end. */
-#define ROW_LASTS 1000			/* milliseconds */
+/*
+ * How long code that isn't ours may take for one row of a batch that is to end,
+ * how long to heed a cancel, and how many of them it may catch; milliseconds.
+ */
+#define ROW_LASTS 1000
+#define CANCEL_LASTS 100
+#define MOST_CANCELS 5
 #define SHORTEST_LOCK_TIMEOUT "1ms"
 
-static volatile sig_atomic_t took_too_long = false;
+static volatile sig_atomic_t cancels = 0;	/* because the row took too long */
 
 /* Deletes the version in the slot, unless somebody else is at the row. */
 bool
@@ -44,11 +51,11 @@ idem_sweep_row(IdemStore *store, TupleTableSlot *slot)
 	return idem_delete(store) == TM_Ok;
 }
 
-/* Somebody's cancel, or a statement's timeout: not the trigger's that says so. */
+/* Of an interrupt, such as a cancel or a timeout: not a trigger's that says so. */
 static bool
-is_cancel(const ErrorData *error)
+is_interrupt(const ErrorData *error, int sqlerrcode)
 {
-	return error->sqlerrcode == ERRCODE_QUERY_CANCELED &&
+	return error->sqlerrcode == sqlerrcode &&
 		error->funcname != NULL && strcmp(error->funcname, "ProcessInterrupts") == 0;
 }
 
@@ -65,19 +72,27 @@ check_constraints_at_once(void)
 	AfterTriggerSetState(all);
 }
 
-static void
-note_error(IdemSweep *sweep, const char *message)
+void
+idem_sweep_row_failed(IdemSweep *sweep, const char *why)
 {
-	idem_copy_error(sweep->error, message);
+	idem_copy_error(sweep->error, why);
 	sweep->failed++;
 }
 
+static TimeoutId row_timeout(void);
+
+/* Code that catches cancels ends the process. */
 static void
 cancel_row(void)
 {
-	took_too_long = true;
+	if (cancels++ < MOST_CANCELS)
+	{
+		QueryCancelPending = true;
+		enable_timeout_after(row_timeout(), CANCEL_LASTS);
+	}
+	else
+		ProcDiePending = true;
 	InterruptPending = true;
-	QueryCancelPending = true;
 	SetLatch(MyLatch);
 }
 
@@ -94,19 +109,34 @@ row_timeout(void)
 static void
 start_row(const IdemSweep *sweep)
 {
-	took_too_long = false;
+	if (sweep->trying != NULL)
+		*sweep->trying = sweep->position;
 	if (sweep->until != 0)
+	{
+		cancels = 0;
 		enable_timeout_after(row_timeout(), ROW_LASTS);
+	}
 }
 
-/* A cancel that comes too late for the row is none for the sweep. */
-static void
+/*
+ * Returns whether the row took too long.  A cancel that comes too late for it is
+ * none for the sweep.
+ */
+static bool
 finish_row(const IdemSweep *sweep)
 {
+	bool		took_too_long = false;
+
 	if (sweep->until != 0)
+	{
 		disable_timeout(row_timeout(), false);
-	if (took_too_long)
-		QueryCancelPending = false;
+		took_too_long = cancels > 0;
+		if (took_too_long)
+			QueryCancelPending = false;
+	}
+	if (sweep->trying != NULL)
+		sweep->trying->valid = false;
+	return took_too_long;
 }
 
 /*
@@ -150,14 +180,14 @@ idem_sweep_row_carefully(IdemStore *store, TupleTableSlot *slot, Relation index,
 		if (store->writer != NULL)
 			idem_writer_end(store);
 		AtEOXact_GUC(false, nestlevel);
-		finish_row(sweep);
+		(void) finish_row(sweep);
 		ReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();
 	{
+		bool		took_too_long = finish_row(sweep);
 		ErrorData  *error;
 
-		finish_row(sweep);
 		MemoryContextSwitchTo(code->context);
 		error = CopyErrorData();
 		FlushErrorState();
@@ -168,12 +198,12 @@ idem_sweep_row_carefully(IdemStore *store, TupleTableSlot *slot, Relation index,
 		deleted = false;
 		refresh_relation(store->rel);
 		refresh_relation(index);
-		if (error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE)
+		if (is_interrupt(error, ERRCODE_LOCK_NOT_AVAILABLE))
 			code->timeouts++;
-		else if (!is_cancel(error))
-			note_error(sweep, error->message);
+		else if (!is_interrupt(error, ERRCODE_QUERY_CANCELED))
+			idem_sweep_row_failed(sweep, error->message);
 		else if (took_too_long)
-			note_error(sweep, "foreign keys and triggers took longer than a second");
+			idem_sweep_row_failed(sweep, "foreign keys and triggers took longer than a second");
 		else
 			ReThrowError(error);
 	}

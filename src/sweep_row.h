@@ -18,6 +18,7 @@ typedef struct IdemForeignCode
 	int			timeouts;		/* of locks that it asked for */
 } IdemForeignCode;
 
+extern void idem_sweep_row_failed(IdemSweep *sweep, const char *why);
 extern bool idem_sweep_row(IdemStore *store, TupleTableSlot *slot);
 extern bool idem_sweep_row_carefully(IdemStore *store, TupleTableSlot *slot, Relation index,
 									 IdemSweep *sweep, IdemForeignCode *code);

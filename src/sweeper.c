@@ -73,6 +73,7 @@ typedef struct Desk
 	int			launcher_pid;
 	pg_atomic_uint32 progress;
 	IdemVisit	visit;
+	IdemEntry	trying;			/* the row that the sweeper is at, if it may end it */
 } Desk;
 
 static Desk *desk = NULL;
@@ -191,6 +192,7 @@ idem_visit(IdemVisit *visit)
 	(void) own_segment();
 	visit->error[0] = '\0';
 	desk->visit = *visit;
+	desk->trying.valid = false;
 	pg_atomic_write_u32(&desk->progress, STARTED);
 	pg_memory_barrier();
 
@@ -219,6 +221,8 @@ idem_visit(IdemVisit *visit)
 	}
 	strlcpy(visit->error, in_time ? "The sweeper ended before it had a result." :
 			"The sweeper came to no end, and was terminated.", sizeof(visit->error));
+	if (desk->trying.valid)
+		visit->sweep.deadly = desk->trying;
 	return IDEM_VISIT_LOST;
 }
 
@@ -389,8 +393,10 @@ sweep(IdemVisit *visit)
 
 	visit->sweep.own_transaction = true;
 	visit->sweep.until = until;
+	visit->sweep.trying = &desk->trying;
 	while (sweep_batch(visit))
 	{
+		desk->visit = *visit;	/* what is done, should the next one be lost */
 		if (visit->estimate == 0)
 			estimate(visit);
 		show_progress(visit);

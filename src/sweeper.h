@@ -18,7 +18,7 @@ typedef enum IdemVisitEnd
 {
 	IDEM_VISIT_DONE,
 	IDEM_VISIT_FAILED,			/* the error tells why */
-	IDEM_VISIT_LOST,			/* the same; nothing more is known */
+	IDEM_VISIT_LOST,			/* the same; at a deadly row, or nothing is known */
 	IDEM_VISIT_ENDED,			/* somebody has ended it; the database may be on its way out */
 	IDEM_VISIT_NOT_NOW,			/* the database is locked, or gone */
 	IDEM_VISIT_NO_SLOT			/* no sweeper could be started */

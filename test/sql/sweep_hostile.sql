@@ -175,6 +175,18 @@ CALL idem_sweep_all();
 SELECT * FROM pg_temp.left_over;
 REVOKE ALL ON idempotency_keys FROM regress_idem_second;
 DROP ROLE regress_idem_second;
+-- An error that only looks like a lock that would be waited for is the row's, and
+-- keeps nobody behind it from being swept.
+SET ROLE regress_idem_child;
+CREATE OR REPLACE FUNCTION regress_idem_child.trap() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF OLD.key LIKE 'locked%' THEN RAISE EXCEPTION 'no' USING ERRCODE = 'lock_not_available'; END IF;
+    RETURN NULL;
+END $$;
+RESET ROLE;
+CALL pg_temp.fill('locked1', 'locked2', 'locked3', 'locked4', 'locked5', 'locked6', 'locked7', 'locked8', 'locked9', 'locked10', 'locked11', 'x');
+SELECT idem_sweep();
+SELECT count(*) FROM idempotency_keys;
 DROP SCHEMA regress_idem_child CASCADE;
 
 --
@@ -237,6 +249,27 @@ CREATE TEMP TABLE regress_idem_temp ();
 DROP TABLE regress_idem_temp;
 SELECT * FROM pg_temp.left_over;
 SELECT * FROM pg_temp.runs ORDER BY what;
+DROP TRIGGER nested ON idempotency_keys;
+-- A claim's triggers run as the owner, and so may leave nothing behind for the
+-- caller's commit; nor may those of a deletion, whoever it is.
+CREATE OR REPLACE FUNCTION regress_idem_child.nested() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE 'DECLARE regress_idem_held CURSOR WITH HOLD FOR SELECT regress_idem_child.run(''held cursor'')';
+    RETURN NULL;
+END $$;
+CREATE TRIGGER nested AFTER INSERT ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION regress_idem_child.nested();
+TRUNCATE idempotency_keys, regress_idem_runs;
+SELECT idem_claim('c');
+SET ROLE regress_idem_child;
+SELECT outcome FROM idem_claim('c');
+RESET ROLE;
+SELECT * FROM pg_temp.runs ORDER BY what;
+DROP TRIGGER nested ON idempotency_keys;
+CREATE TRIGGER nested AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION regress_idem_child.nested();
+SELECT idem_grant('regress_idem_child', admin => true);
+SET ROLE regress_idem_child;
+SELECT idem_forget('c');
+RESET ROLE;
 DROP TRIGGER nested ON idempotency_keys;
 SELECT idem_revoke('regress_idem_child');
 TRUNCATE idempotency_keys;

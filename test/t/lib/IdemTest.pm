@@ -151,11 +151,14 @@ sub crash
 sub freeze_writers
 {
 	my ($admin) = @_;
-	my @pids = map { $_->[0] } @{
-		$admin->query(
-			"SELECT pid FROM pg_stat_activity WHERE backend_type IN
-			 ('walwriter', 'background writer', 'checkpointer')")->{rows} };
-	die 'expected three background processes' unless @pids == 3;
+	my @pids;
+	wait_until(
+		sub {
+			@pids = split /\n/, $admin->value(
+				q{SELECT pid FROM pg_stat_activity WHERE backend_type IN ('walwriter', 'background writer', 'checkpointer')});
+			return @pids == 3;
+		},
+		'three background processes');
 	kill 'STOP', @pids;
 	foreach my $pid (@pids)
 	{
