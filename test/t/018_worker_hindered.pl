@@ -72,7 +72,10 @@ $slow->value('TRUNCATE idempotency_keys');
 wait_until(sub { log_count($node, 'expired idempotency keys in database "slow" are swept again') > 0 }, 'the slow row to be forgotten');
 $slow->value(q{CREATE OR REPLACE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS $$
 	BEGIN
-		IF OLD.key LIKE 'fatal%' THEN
+		IF OLD.key = 'fatal3' AND current_setting('transaction_timeout', true) IS NOT NULL THEN
+			PERFORM set_config('transaction_timeout', '1ms', false);
+			PERFORM pg_sleep(600);
+		ELSIF OLD.key LIKE 'fatal%' THEN
 			PERFORM set_config('exit_on_error', 'on', false);
 			RAISE EXCEPTION 'the end';
 		END IF;
