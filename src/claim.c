@@ -383,6 +383,7 @@ idem_claim(PG_FUNCTION_ARGS)
 		request.hash = idem_fingerprint_of(PG_GETARG_JSONB_P(1), NULL);
 
 	idem_claim_waiting(&store, &name, &request, wait, "idem_claim()", &answer);
+	idem_check_result_type(fcinfo, store.table->claim_desc);
 	idem_answer_columns(&store, &answer, values, nulls);
 	result = HeapTupleGetDatum(heap_form_tuple(store.table->claim_desc, values, nulls));
 	idem_close(&store);

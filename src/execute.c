@@ -297,6 +297,7 @@ idem_execute(PG_FUNCTION_ARGS)
 	IdemKey		name = idem_arg_key(fcinfo, 0, 3);
 	char	   *command;
 	NullableDatum args = fcinfo->args[2];
+	ArrayType  *ignore = NULL;
 	IdemRequest request = {0};
 	IdemStore	store;
 	IdemAnswer	answer;
@@ -313,11 +314,15 @@ idem_execute(PG_FUNCTION_ARGS)
 	request.lease = idem_default_lease * INT64CONST(1000);
 	request.takeover = true;
 	wait = PG_ARGISNULL(6) ? IDEM_FOREVER : idem_arg_wait(fcinfo, 6);
+	if (!PG_ARGISNULL(7))
+		ignore = PG_GETARG_ARRAYTYPE_P(7);
 	if (!args.isnull)
-		request.hash = idem_fingerprint_of(DatumGetJsonbP(args.value),
-										   PG_ARGISNULL(7) ? NULL : PG_GETARG_ARRAYTYPE_P(7));
+		request.hash = idem_fingerprint_of(DatumGetJsonbP(args.value), ignore);
+	else if (ignore != NULL)
+		idem_check_ignore(ignore);
 
 	idem_claim_waiting(&store, &name, &request, wait, "idem_execute()", &answer);
+	idem_check_result_type(fcinfo, store.table->execute_desc);
 	if (answer.j.outcome != IDEM_OUT_CLAIMED)
 	{
 		result = make_result(&store, &answer, answer.j.outcome == IDEM_OUT_COMPLETED ||

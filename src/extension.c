@@ -228,7 +228,7 @@ check_columns(TupleDesc desc, Oid status_type)
 			strcmp(NameStr(att->attname), shape[i].name) != 0 ||
 			att->atttypid != (OidIsValid(shape[i].type) ? shape[i].type : status_type) ||
 			att->attgenerated != '\0' || (shape[i].required && !att->attnotnull))
-			altered(psprintf("Column \"%s\" is missing, of another type or no longer NOT NULL.",
+			altered(psprintf("Column \"%s\" is missing, not in its place, of another type or no longer NOT NULL.",
 							 shape[i].name));
 	}
 }
@@ -445,6 +445,20 @@ idem_open_table(LOCKMODE lockmode, bool wait, Relation *rel)
 	}
 }
 
+/* Is the function's result still of the type that the statement was parsed with? */
+void
+idem_check_result_type(FunctionCallInfo fcinfo, TupleDesc desc)
+{
+	Oid			type = get_fn_expr_rettype(fcinfo->flinfo);
+
+	if (OidIsValid(type) && type != desc->tdtypeid)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("extension \"%s\" was dropped and created anew while the statement ran",
+						IDEM_EXTENSION),
+				 errhint("Run the statement again.")));
+}
+
 /* The label of a status in SQL. */
 const char *
 idem_status_name(IdemStatus status)
@@ -459,7 +473,12 @@ label_of(const Oid *labels, int n, const char *type, Oid value)
 	for (int i = 0; i < n; i++)
 		if (labels[i] == value)
 			return i;
-	elog(ERROR, "unexpected value %u of enum %s", value, type);
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_OBJECT),
+			 errmsg("unknown value of type %s", type),
+			 errdetail("It is none of the extension's, or the extension was dropped and created anew while the statement ran."),
+			 errhint("Run the statement again.")));
+	return -1;					/* not reached */
 }
 
 IdemStatus

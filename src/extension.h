@@ -12,6 +12,7 @@
 #include "idempotency.h"
 
 #include "access/tupdesc.h"
+#include "fmgr.h"
 #include "storage/lockdefs.h"
 #include "utils/relcache.h"
 
@@ -90,6 +91,7 @@ extern void idem_extension_init(void);
 extern uint64 idem_extension_changes(void);
 extern bool idem_find_extension(Oid *extension, Oid *schema);
 extern const IdemTable *idem_open_table(LOCKMODE lockmode, bool wait, Relation *rel);
+extern void idem_check_result_type(FunctionCallInfo fcinfo, TupleDesc desc);
 extern const char *idem_status_name(IdemStatus status);
 extern IdemStatus idem_status_of(const IdemTable *table, Oid value);
 extern IdemDisposition idem_disposition_of(const IdemTable *table, Oid value);

@@ -323,6 +323,15 @@ parse_ignore(Fingerprinter *f, ArrayType *ignore)
 	}
 }
 
+/* Raises IK400 for an invalid path. */
+void
+idem_check_ignore(ArrayType *ignore)
+{
+	Fingerprinter f;
+
+	parse_ignore(&f, ignore);
+}
+
 bytea *
 idem_fingerprint_of(Jsonb *request, ArrayType *ignore)
 {

@@ -19,16 +19,10 @@ static void
 find_open_claim(IdemChange *s)
 {
 	(void) idem_find_row(s);
+	if (s->token.isnull)
+		idem_token_required(&s->store.name);
 	if (s->status != IDEM_PROCESSING)
 		idem_already_settled(s);
-}
-
-static NullableDatum
-arg_token(FunctionCallInfo fcinfo, int arg, const IdemKey *name)
-{
-	if (PG_ARGISNULL(arg))
-		idem_token_required(name);
-	return fcinfo->args[arg];
 }
 
 /* The row lives as long as its lease at least. */
@@ -71,7 +65,7 @@ idem_renew(PG_FUNCTION_ARGS)
 	int64		lease = idem_arg_lease(fcinfo, 2);
 	bool		extend_only = PG_ARGISNULL(2);
 
-	idem_begin_change_with_token(&s, "idem_renew()", name, arg_token(fcinfo, 1, &name));
+	idem_begin_change_with_token(&s, "idem_renew()", name, fcinfo->args[1]);
 	do
 	{
 		TimestampTz lease_until;
@@ -108,7 +102,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 		idem_bad_null("checkpoint", "Name the step that has been reached.");
 	idem_check_size(idem_datum_size(checkpoint) + idem_datum_size(state), "checkpoint");
 
-	idem_begin_change_with_token(&s, "idem_checkpoint()", name, arg_token(fcinfo, 1, &name));
+	idem_begin_change_with_token(&s, "idem_checkpoint()", name, fcinfo->args[1]);
 	do
 	{
 		find_open_claim(&s);

@@ -125,6 +125,7 @@ SELECT change, t.* FROM unnest(ARRAY[
     'CREATE INDEX ON idempotency_keys USING gin (response)',
     'CREATE INDEX ON idempotency_keys (lower(key)) INCLUDE (status)',
     'CREATE INDEX ON idempotency_keys (expires_at) WHERE status = ''processing''',
+    'ALTER TABLE idempotency_keys DROP note; ALTER TABLE idempotency_keys ADD note text',
     'CREATE UNIQUE INDEX ON idempotency_keys (token)',
     'UPDATE idempotency_keys SET due_at = due_at + token * interval ''1 s''; CREATE UNIQUE INDEX ON idempotency_keys (due_at)',
     'UPDATE idempotency_keys SET due_at = due_at + token * interval ''1 s''; ALTER TABLE idempotency_keys ADD EXCLUDE USING btree (due_at WITH =)',

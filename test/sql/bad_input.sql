@@ -181,6 +181,12 @@ SELECT pg_temp.try(format($$SELECT idem_complete('mine', token => %s)$$, :token 
 SELECT pg_temp.try($$SELECT idem_complete('mine')$$);
 SELECT pg_temp.try($$SELECT idem_renew('mine', NULL)$$);
 SELECT pg_temp.try($$SELECT idem_checkpoint('mine', NULL, 'c')$$);
+-- what is missing else comes first
+SELECT pg_temp.try($$SELECT idem_renew('nobody', NULL)$$);
+SELECT pg_temp.try($$SELECT idem_checkpoint('nobody', NULL, 'c')$$);
+BEGIN READ ONLY;
+SELECT idem_renew('mine', NULL);
+ROLLBACK;
 SELECT pg_temp.try($$SELECT idem_fail('mine')$$, false);
 SELECT pg_temp.try(format($$SELECT idem_fail('mine', token => %s)$$, -:token), false);
 SELECT pg_temp.try(format($$SELECT idem_renew('mine', %s)$$, :token + 1000), false);

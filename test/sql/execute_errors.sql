@@ -213,6 +213,7 @@ SELECT idem_execute('refused', 'SELECT 1', ttl => '-1 s');
 SELECT idem_execute('refused', 'SELECT 1', ttl => '178000000 years');
 SELECT idem_execute('refused', 'SELECT 1', wait => '-1 us');
 SELECT idem_execute('refused', 'SELECT 1', '{}', ignore => '{NULL}');
+SELECT idem_execute('refused', 'SELECT 1', ignore => '{NULL}');
 SELECT count(*) FROM idem_get('refused');
 -- They come before a replay, and the command before the key is looked at.
 SELECT :shown FROM idem_execute('replayed', 'SELECT 1');

@@ -232,6 +232,22 @@ $o->value('CREATE ROLE plain LOGIN; GRANT CREATE ON SCHEMA public TO plain; GRAN
 my $plain = session($node, dbname => 'occupied', user => 'plain');
 is_sqlstate($plain, 'CREATE EXTENSION idempotency', '42501', 'a plain role cannot create the extension');
 
+#
+# Dropped and created anew while a call waits: its result's type is no more.
+#
+my $other = session($node, dbname => 'occupied');
+foreach my $call (q{idem_claim('k', wait => '10 min')}, q{idem_execute('k', 'SELECT 1', wait => '10 min')}, q{idem_execute('k', 'SELECT 1')})
+{
+	$o->value('CREATE EXTENSION IF NOT EXISTS idempotency');
+	$o->value(q{SELECT idem_claim('k', lease => '1 h')});
+	$other->send("SELECT outcome FROM $call");
+	wait_for_sleep($o, $other);
+	$o->value('BEGIN; DROP EXTENSION idempotency; CREATE EXTENSION idempotency; COMMIT');
+	is($other->result->{error}{C}, '42704', "the extension is replaced while $call waits");
+	is($other->value('SELECT outcome FROM idem_claim(\'k\')'), 'claimed', 'the session goes on with the new one');
+	$o->value('DROP EXTENSION idempotency');
+}
+
 no_faults($node);
 $node->stop;
 done_testing();
