@@ -499,7 +499,7 @@ foreach my $kind ('launcher', 'sweeper')
 	wait_until(sub { ($pid = processes($kind, $admin)) ne '' }, "a $kind to kill");
 	kill 'KILL', $pid;
 	wait_until(sub { log_count($node, 'all server processes terminated; reinitializing', $crashing) > 0 }, 'the crash');
-	$node->poll_query_until('postgres', 'SELECT true') or BAIL_OUT('the server does not come back');
+	wait_until(sub { eval { session($node) } }, 'the server to be back');
 	($admin, $one, $two) = map { session($node, dbname => $_) } qw(postgres one two);
 	$two->value('SET search_path = s');
 	set($admin, 'idempotency.sweep_pause' => undef, 'idempotency.sweep_batch_size' => undef);

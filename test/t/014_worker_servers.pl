@@ -130,8 +130,7 @@ swept($fresh, 'and a new database');
 
 kill 'KILL', $pid;
 wait_until(sub { slurp_file($plain->logfile) =~ /all server processes terminated; reinitializing/ }, 'the crash');
-$plain->poll_query_until('postgres', 'SELECT true') or BAIL_OUT('the server does not come back');
-$admin = session($plain);
+wait_until(sub { $admin = eval { session($plain) } }, 'the server to be back');
 make_expired($admin, 10);
 swept($admin, 'after a crash it is there again');
 is($admin->value('SELECT idem_stop_worker()'), 't', 'stopped by hand');
