@@ -291,7 +291,7 @@ check_indexes(Relation rel)
 		else if (is_due_index(index))
 			fresh.due_index = RelationGetRelid(index);
 		else if ((index->rd_index->indisunique || index->rd_index->indisexclusion) &&
-				 index->rd_index->indisready)	/* inserts heed it, valid or not */
+				 index->rd_index->indisvalid)	/* else it may be REINDEX CONCURRENTLY's copy */
 			altered("It has another unique or exclusion constraint, for which a claim would have to wait.");
 		else if (has_expressions(index))
 			fresh.foreign_code = true;

@@ -258,7 +258,7 @@ take_result(IdemDatabase *database, const IdemVisit *visit, IdemTicks begin, Ide
 	{
 		database->sweep = visit->sweep;
 		database->estimate = visit->estimate;
-		database->due = idem_ticks_after(end, Max(visit->pause, GAP));
+		database->due = idem_ticks_after(end, visit->sweep.deadly.valid ? GAP : Max(visit->pause, GAP));
 	}
 	else
 	{
@@ -270,7 +270,8 @@ take_result(IdemDatabase *database, const IdemVisit *visit, IdemTicks begin, Ide
 static void
 take_failure(IdemDatabase *database, const IdemVisit *visit, IdemTicks end)
 {
-	forget_sweep(database);
+	if (!visit->only_health)
+		forget_sweep(database);
 	database->has_extension = visit->has_extension;
 	database->failures++;
 	database->due = idem_ticks_after(end, backed_off(naptime(), database->failures, HOUR));
@@ -288,7 +289,7 @@ take_loss(IdemDatabase *database, const IdemVisit *visit, IdemTicks end)
 {
 	database->sweep = visit->sweep;
 	database->estimate = visit->estimate;
-	database->has_extension = visit->has_extension;
+	database->has_extension = true;
 	database->failures = 1;
 	if (visit->health)
 		database->health_due = idem_ticks_after(end, GAP);

@@ -15,8 +15,8 @@
  * as the table's owner (or as deleter.c says) with a safe search_path (become).
  * What is not the caller's own code, nor a superuser's, may leave nothing behind
  * that would run when the transaction commits, in the caller's name; nor may
- * anything in a deletion, which goes on to tables of others, and which sweeps do
- * without anybody's asking.
+ * what is another role's than the owner's, or runs in a sweep, which comes without
+ * anybody's asking.
  *
  *-------------------------------------------------------------------------
  */
@@ -67,7 +67,8 @@ become(IdemWriter *w, const IdemStore *store, CmdType operation)
 	bool		restricted;
 
 	GetUserIdAndSecContext(&w->save_userid, &w->save_sec_context);
-	restricted = operation == CMD_DELETE || (role != w->save_userid && !superuser_arg(role));
+	restricted = is_sweep(store) || role != owner ||
+		(role != w->save_userid && !superuser_arg(role));
 	SetUserIdAndSecContext(role,
 						   w->save_sec_context | SECURITY_LOCAL_USERID_CHANGE |
 						   (restricted ? SECURITY_RESTRICTED_OPERATION : 0));

@@ -27,6 +27,7 @@
 #include "utils/timeout.h"
 
 #include "sweep_row.h"
+#include "worker.h"
 
 /*
  * How long code that isn't ours may take for one row of a batch that is to end,
@@ -120,7 +121,7 @@ start_row(const IdemSweep *sweep)
 
 /*
  * Returns whether the row took too long.  A cancel that comes too late for it is
- * none for the sweep.
+ * none for the sweep, and no end of the process either.
  */
 static bool
 finish_row(const IdemSweep *sweep)
@@ -133,6 +134,12 @@ finish_row(const IdemSweep *sweep)
 		took_too_long = cancels > 0;
 		if (took_too_long)
 			QueryCancelPending = false;
+		if (cancels > MOST_CANCELS)
+		{
+			ProcDiePending = false;
+			if (idem_worker_was_terminated())	/* by others, or just now */
+				ProcDiePending = InterruptPending = true;
+		}
 	}
 	if (sweep->trying != NULL)
 		sweep->trying->valid = false;

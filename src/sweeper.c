@@ -400,7 +400,8 @@ sweep(IdemVisit *visit)
 		if (visit->estimate == 0)
 			estimate(visit);
 		show_progress(visit);
-		if (!rest(until))
+		/* What a loss has cost is made good for without pauses. */
+		if (visit->sweep.deadly.valid ? idem_ticks_passed(until) : !rest(until))
 			break;
 	}
 	visit->pause = idem_sweep_pause;

@@ -94,6 +94,11 @@ override_settings(void)
 		{"lock_timeout", "0"},
 		{"idle_in_transaction_session_timeout", "0"},
 		{"transaction_timeout", "0"},	/* from 17 on */
+		{"exit_on_error", "off"},
+
+		/* A sweeper's lock group is the launcher's: it can't lead one of its own. */
+		{"max_parallel_workers_per_gather", "0"},
+		{"max_parallel_maintenance_workers", "0"},
 
 		/*
 		 * A deletion that a crash undoes is done again, and what was claimed

@@ -129,7 +129,6 @@ SELECT change, t.* FROM unnest(ARRAY[
     'CREATE UNIQUE INDEX ON idempotency_keys (token)',
     'UPDATE idempotency_keys SET due_at = due_at + token * interval ''1 s''; CREATE UNIQUE INDEX ON idempotency_keys (due_at)',
     'UPDATE idempotency_keys SET due_at = due_at + token * interval ''1 s''; ALTER TABLE idempotency_keys ADD EXCLUDE USING btree (due_at WITH =)',
-    'ALTER TABLE idempotency_keys ADD UNIQUE (token); UPDATE pg_index SET indisvalid = false WHERE indexrelid = ''idempotency_keys_token_key''::regclass',
     'ALTER TABLE idempotency_keys ADD UNIQUE (token) DEFERRABLE INITIALLY DEFERRED',
     'ALTER TABLE idempotency_keys ADD CHECK (length(key) < 200), ADD CHECK (attempt > 0) NOT VALID',
     'ALTER TABLE idempotency_keys ALTER response SET STORAGE EXTERNAL, SET (fillfactor = 50, autovacuum_enabled = false)',
