@@ -233,6 +233,31 @@ my $plain = session($node, dbname => 'occupied', user => 'plain');
 is_sqlstate($plain, 'CREATE EXTENSION idempotency', '42501', 'a plain role cannot create the extension');
 
 #
+# REINDEX CONCURRENTLY, which may take long: its copy of the primary key is unique
+# and written, and not valid.
+#
+{
+	my ($open, $reindexing) = map { session($node, dbname => 'occupied') } 1 .. 2;
+	$o->value('CREATE EXTENSION idempotency');
+	$open->value('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pg_class');
+	$reindexing->send('REINDEX TABLE CONCURRENTLY idempotency_keys');
+	wait_until(
+		sub { $o->value(q{SELECT count(*) FROM pg_index WHERE indrelid = 'idempotency_keys'::regclass AND indisunique AND indisready AND NOT indisvalid}) eq '1' },
+		'the copy to be written');
+	my $use = sub {
+		my ($key) = @_;
+		return $o->value(qq{SELECT outcome, idem_complete('$key', '1', token, ttl => '1 us') FROM idem_claim('$key')})
+			. $o->value('SELECT pg_sleep(0.02), idem_sweep()');
+	};
+	is($use->('during'), 'claimed|t|1', 'claims, results and sweeps during REINDEX CONCURRENTLY');
+	$admin->value('SELECT pg_cancel_backend(' . $reindexing->pid . ')');
+	is($reindexing->result->{error}{C}, '57014', 'which is cancelled');
+	is($use->('after'), 'claimed|t|1', 'and with the copy that it leaves');
+	$_->close foreach $open, $reindexing;
+	$o->value('DROP EXTENSION idempotency');
+}
+
+#
 # Dropped and created anew while a call waits: its result's type is no more.
 #
 my $other = session($node, dbname => 'occupied');
