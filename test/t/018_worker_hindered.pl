@@ -105,6 +105,28 @@ wait_until(sub { $slow->value('SELECT count(*) FROM idempotency_keys') eq scalar
 pass('later ones, too');
 is(log_count($node, 'WARNING:  could not .* in database "slow"', $offset), 1, 'one word of it in the log');
 
+# What can't be interrupted is waited for, and ends nothing: a long sum of products.
+$slow->value('CREATE TABLE factor AS SELECT trunc(10::numeric ^ 65000 / 7) AS a');
+my $measured = time();
+$slow->value('SELECT sign(a*a) + sign(a*a) + sign(a*a) + sign(a*a) FROM factor');
+my $terms = 1 + int(4 * 2.5 / (time() - $measured));
+my $sum = join ' + ', ('sign(a*a)') x $terms;
+$slow->value(qq{CREATE OR REPLACE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS \$\$
+	DECLARE a numeric := (SELECT f.a FROM public.factor f);
+	BEGIN
+		IF OLD.key <> 'busy' THEN RETURN NULL; END IF;
+		RETURN CASE WHEN $sum > 0 THEN OLD END;
+	END\$\$});
+$slow->value('TRUNCATE idempotency_keys');
+$offset = log_size($node);
+$slow->value('BEGIN');
+make_expired($slow, 50);
+$slow->value(q{SELECT idem_once('busy', ttl => '1 ms')});
+make_expired($slow, 50);
+$slow->value('COMMIT');
+swept($slow, 'a row whose deletion takes long and hears of nothing, and the others');
+is(complaints($node, $offset), '', 'without a word');
+
 my $slowest = 0;
 $slow->close;
 foreach my $name ('renamed', 'slow')
