@@ -12,7 +12,7 @@
  *	no extension				when CREATE EXTENSION gives notice (notice.c),
  *								or much later
  *	an error					later and later, an hour at most
- *	a row that ends sweepers	after the pause, behind that row
+ *	a row that ends sweepers	soon, behind that row
  *	locked or gone				soon; a look that costs next to nothing
  *
  * Outside of idempotency.sweep_window the same sweeper looks at health only,
@@ -258,7 +258,7 @@ take_result(IdemDatabase *database, const IdemVisit *visit, IdemTicks begin, Ide
 	{
 		database->sweep = visit->sweep;
 		database->estimate = visit->estimate;
-		database->due = idem_ticks_after(end, visit->sweep.deadly.valid ? GAP : Max(visit->pause, GAP));
+		database->due = idem_ticks_after(end, Max(visit->pause, GAP));
 	}
 	else
 	{
@@ -331,13 +331,11 @@ call_on(IdemDatabase *database, bool only_health)
 			take_failure(database, &visit, end);
 			break;
 		case IDEM_VISIT_LOST:
-			if (visit.sweep.deadly.valid)
-			{
-				take_loss(database, &visit, end);
-				break;
-			}
 			take_failure(database, &visit, end);
 			database->health_due = database->due;	/* nothing can be looked at either */
+			break;
+		case IDEM_VISIT_LOST_AT_ROW:
+			take_loss(database, &visit, end);
 			break;
 		case IDEM_VISIT_ENDED:
 			forget_sweep(database);

@@ -221,9 +221,10 @@ idem_visit(IdemVisit *visit)
 	}
 	strlcpy(visit->error, in_time ? "The sweeper ended before it had a result." :
 			"The sweeper came to no end, and was terminated.", sizeof(visit->error));
-	if (desk->trying.valid)
-		visit->sweep.deadly = desk->trying;
-	return IDEM_VISIT_LOST;
+	if (!desk->trying.valid)
+		return IDEM_VISIT_LOST;
+	visit->sweep.deadly = desk->trying;
+	return IDEM_VISIT_LOST_AT_ROW;
 }
 
 /*
@@ -369,19 +370,23 @@ show_progress(const IdemVisit *visit)
 	pfree(text);
 }
 
-/* Returns false if the pause is too long to stay connected. */
+/*
+ * Returns false if the pause is too long to stay connected.  What a loss has
+ * cost is made good for without pauses.
+ */
 static bool
-rest(IdemTicks until)
+rest(IdemVisit *visit)
 {
 	if (ConfigReloadPending)
 	{
 		ConfigReloadPending = false;
 		ProcessConfigFile(PGC_SIGHUP);
 	}
-	if (idem_ticks_after(idem_ticks(), idem_sweep_pause) >= until ||
+	visit->pause = visit->sweep.deadly.valid ? 0 : idem_sweep_pause;
+	if (idem_ticks_after(idem_ticks(), visit->pause) >= visit->sweep.until ||
 		!idem_worker)
 		return false;
-	idem_sleep_between_batches(idem_sweep_pause * INT64CONST(1000));
+	idem_sleep_between_batches(visit->pause * INT64CONST(1000));
 	CHECK_FOR_INTERRUPTS();
 	return true;
 }
@@ -389,10 +394,8 @@ rest(IdemTicks until)
 static void
 sweep(IdemVisit *visit)
 {
-	IdemTicks	until = idem_ticks_after(idem_ticks(), VISIT_LASTS);
-
 	visit->sweep.own_transaction = true;
-	visit->sweep.until = until;
+	visit->sweep.until = idem_ticks_after(idem_ticks(), VISIT_LASTS);
 	visit->sweep.trying = &desk->trying;
 	while (sweep_batch(visit))
 	{
@@ -400,11 +403,9 @@ sweep(IdemVisit *visit)
 		if (visit->estimate == 0)
 			estimate(visit);
 		show_progress(visit);
-		/* What a loss has cost is made good for without pauses. */
-		if (visit->sweep.deadly.valid ? idem_ticks_passed(until) : !rest(until))
+		if (!rest(visit))
 			break;
 	}
-	visit->pause = idem_sweep_pause;
 }
 
 /* Tells the log what has turned bad or well in the database. */

@@ -18,7 +18,8 @@ typedef enum IdemVisitEnd
 {
 	IDEM_VISIT_DONE,
 	IDEM_VISIT_FAILED,			/* the error tells why */
-	IDEM_VISIT_LOST,			/* the same; at a deadly row, or nothing is known */
+	IDEM_VISIT_LOST,			/* the same; nothing more is known */
+	IDEM_VISIT_LOST_AT_ROW,		/* the same, in the deletion of sweep.deadly */
 	IDEM_VISIT_ENDED,			/* somebody has ended it; the database may be on its way out */
 	IDEM_VISIT_NOT_NOW,			/* the database is locked, or gone */
 	IDEM_VISIT_NO_SLOT			/* no sweeper could be started */
@@ -30,7 +31,7 @@ typedef struct IdemVisit
 	IdemSweep	sweep;			/* given, and taken further */
 	int64		estimate;		/* the same; 0: not known */
 	bool		has_extension;	/* as far as is known */
-	int			pause;			/* the database's idempotency.sweep_pause */
+	int			pause;			/* before the next batch, milliseconds */
 	bool		health;			/* to be looked at too */
 	bool		only_health;	/* and nothing swept */
 	IdemHealthMemory memory;	/* given, and taken further */

@@ -406,12 +406,7 @@ sub kill_backend
 	kill 'KILL', $victim->pid;
 	# Every other session is thrown out; then it takes a moment to be back.
 	$_->result foreach ($victim, $other);
-	wait_until(
-		sub {
-			$s = eval { session($node) };
-			return defined $s;
-		},
-		'the server to be back');
+	$s = session_again($node);
 	$other = session($node);
 	return;
 }

@@ -431,7 +431,7 @@ $waiter->send(q{SELECT outcome FROM idem_claim('killed', wait => '10 min')});
 wait_for_sleep($admin, $waiter);
 kill 'KILL', $waiter->pid;
 $_->result foreach $waiter, $owner, $admin;
-wait_until(sub { $admin = eval { session($node) }; defined $admin }, 'the server to be back');
+$admin = session_again($node);
 connect_all();
 $waiter->send(q{SELECT outcome, response FROM idem_claim('killed', wait => '10 min')});
 wait_for_sleep($admin, $waiter);

@@ -305,25 +305,13 @@ sub quick
 	return;
 }
 
-sub sweeping
-{
-	my ($name) = @_;
-	wait_until(
-		sub {
-			$admin->value(qq{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency sweeper' AND datname = '$name'})
-			  eq '1';
-		},
-		"a sweeper in database $name");
-	return;
-}
-
 foreach my $round (1 .. 5)
 {
 	$admin->value('CREATE DATABASE busy');
 	my $busy = session($node, dbname => 'busy');
 	$busy->value('CREATE EXTENSION idempotency');
 	make_expired($busy, 5000);
-	sweeping('busy');
+	sweeping($admin, 'busy');
 	if ($round == 1)
 	{
 		wait_until(
@@ -340,13 +328,13 @@ foreach my $round (1 .. 5)
 	$busy->close;
 	wait_until(sub { $admin->value(q{SELECT count(*) FROM pg_stat_activity WHERE datname = 'busy' AND backend_type = 'client backend'}) eq '0' },
 		'our own session to be gone');
-	sweeping('busy');
+	sweeping($admin, 'busy');
 	quick($admin, 'ALTER DATABASE busy RENAME TO busy2');
-	sweeping('busy2');
+	sweeping($admin, 'busy2');
 	quick($admin, 'CREATE DATABASE copy TEMPLATE busy2');
-	sweeping('busy2');
+	sweeping($admin, 'busy2');
 	quick($admin, 'DROP DATABASE busy2');
-	sweeping('copy');
+	sweeping($admin, 'copy');
 	quick($admin, $round % 2 ? 'DROP DATABASE copy' : 'DROP DATABASE copy WITH (FORCE)');
 }
 is(complaints($node, $offset), '', 'DROP, RENAME, TEMPLATE, DROP EXTENSION: none refused, nothing in the log');
@@ -404,7 +392,7 @@ $slowest = 0;
 foreach my $round (1 .. 5)
 {
 	make_expired($one, 2000);
-	sweeping('one');
+	sweeping($admin, 'one');
 	$_->close foreach $admin, $one, $two;
 	my $begin = time();
 	$node->stop('fast');
@@ -494,13 +482,13 @@ foreach my $kind ('launcher', 'sweeper')
 	my $crashing = log_size($node);
 	set($admin, 'idempotency.sweep_pause' => '50 ms', 'idempotency.sweep_batch_size' => 5);
 	make_expired($one, 2000);
-	sweeping('one');
+	sweeping($admin, 'one');
 	my $pid;
 	wait_until(sub { ($pid = processes($kind, $admin)) ne '' }, "a $kind to kill");
 	kill 'KILL', $pid;
 	wait_until(sub { log_count($node, 'all server processes terminated; reinitializing', $crashing) > 0 }, 'the crash');
-	wait_until(sub { eval { session($node) } }, 'the server to be back');
-	($admin, $one, $two) = map { session($node, dbname => $_) } qw(postgres one two);
+	$admin = session_again($node);
+	($one, $two) = map { session($node, dbname => $_) } qw(one two);
 	$two->value('SET search_path = s');
 	set($admin, 'idempotency.sweep_pause' => undef, 'idempotency.sweep_batch_size' => undef);
 	swept($one, "after kill -9 of a $kind");

@@ -130,7 +130,7 @@ swept($fresh, 'and a new database');
 
 kill 'KILL', $pid;
 wait_until(sub { slurp_file($plain->logfile) =~ /all server processes terminated; reinitializing/ }, 'the crash');
-wait_until(sub { $admin = eval { session($plain) } }, 'the server to be back');
+$admin = session_again($plain);
 make_expired($admin, 10);
 swept($admin, 'after a crash it is there again');
 is($admin->value('SELECT idem_stop_worker()'), 't', 'stopped by hand');

@@ -262,7 +262,7 @@ my $before = counters($admin)->{stats_reset};
 my $victim = session($node);
 kill 'KILL', $victim->pid;
 $_->result foreach $victim, $admin;
-wait_until(sub { $admin = eval { session($node) }; defined $admin }, 'the server to be back');
+$admin = session_again($node);
 is_counted($admin, {}, 'after a crash the counters begin anew');
 cmp_ok(counters($admin)->{stats_reset}, 'gt', $before, 'and stats_reset says since when');
 $admin->query("SELECT idem_claim('after the crash')");

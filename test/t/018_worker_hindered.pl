@@ -65,11 +65,34 @@ wait_until(sub { log_count($node, 'foreign keys and triggers took longer than a 
 is($slow->value(q{SELECT level FROM idem_health() WHERE item = 'sweep_failing'}), 'warning', 'and idem_health() tells of it');
 
 #
+# What can't be interrupted is waited for, and ends nothing: a long sum of products.
+#
+$slow->value('CREATE TABLE factor AS SELECT trunc(10::numeric ^ 65000 / 7) AS a');
+my $measured = time();
+$slow->value('SELECT sign(a*a) + sign(a*a) + sign(a*a) + sign(a*a) FROM factor');
+my $terms = 1 + int(4 * 2.5 / (time() - $measured));
+my $sum = join ' + ', ('sign(a*a)') x $terms;
+$slow->value(qq{CREATE OR REPLACE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS \$\$
+	DECLARE a numeric := (SELECT f.a FROM public.factor f);
+	BEGIN
+		IF OLD.key <> 'busy' THEN RETURN NULL; END IF;
+		RETURN CASE WHEN $sum > 0 THEN OLD END;
+	END\$\$});
+$slow->value('TRUNCATE idempotency_keys');
+wait_until(sub { log_count($node, 'expired idempotency keys in database "slow" are swept again') > 0 }, 'the slow row to be forgotten');
+my $offset = log_size($node);
+$slow->value('BEGIN');
+make_expired($slow, 50);
+$slow->value(q{SELECT idem_once('busy', ttl => '1 ms')});
+make_expired($slow, 50);
+$slow->value('COMMIT');
+swept($slow, 'a row whose deletion takes long and hears of nothing, and the others');
+is(complaints($node, $offset), '', 'without a word');
+
+#
 # Code that ends the process: by making an error of its own fatal, or because it
 # catches each cancel.
 #
-$slow->value('TRUNCATE idempotency_keys');
-wait_until(sub { log_count($node, 'expired idempotency keys in database "slow" are swept again') > 0 }, 'the slow row to be forgotten');
 $slow->value(q{CREATE OR REPLACE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS $$
 	BEGIN
 		IF OLD.key = 'fatal3' AND current_setting('transaction_timeout', true) IS NOT NULL THEN
@@ -84,7 +107,7 @@ $slow->value(q{CREATE OR REPLACE FUNCTION dawdle() RETURNS trigger LANGUAGE plpg
 		END LOOP;
 		RETURN NULL;
 	END$$});
-my $offset = log_size($node);
+$offset = log_size($node);
 my @deadly = qw(deaf1 deaf2 fatal1 fatal2 fatal3);
 $slow->value('BEGIN');
 foreach my $key (@deadly)
@@ -105,37 +128,17 @@ wait_until(sub { $slow->value('SELECT count(*) FROM idempotency_keys') eq scalar
 pass('later ones, too');
 is(log_count($node, 'WARNING:  could not .* in database "slow"', $offset), 1, 'one word of it in the log');
 
-# What can't be interrupted is waited for, and ends nothing: a long sum of products.
-$slow->value('CREATE TABLE factor AS SELECT trunc(10::numeric ^ 65000 / 7) AS a');
-my $measured = time();
-$slow->value('SELECT sign(a*a) + sign(a*a) + sign(a*a) + sign(a*a) FROM factor');
-my $terms = 1 + int(4 * 2.5 / (time() - $measured));
-my $sum = join ' + ', ('sign(a*a)') x $terms;
-$slow->value(qq{CREATE OR REPLACE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS \$\$
-	DECLARE a numeric := (SELECT f.a FROM public.factor f);
-	BEGIN
-		IF OLD.key <> 'busy' THEN RETURN NULL; END IF;
-		RETURN CASE WHEN $sum > 0 THEN OLD END;
-	END\$\$});
-$slow->value('TRUNCATE idempotency_keys');
-$offset = log_size($node);
-$slow->value('BEGIN');
-make_expired($slow, 50);
-$slow->value(q{SELECT idem_once('busy', ttl => '1 ms')});
-make_expired($slow, 50);
-$slow->value('COMMIT');
-swept($slow, 'a row whose deletion takes long and hears of nothing, and the others');
-is(complaints($node, $offset), '', 'without a word');
-
 my $slowest = 0;
 $slow->close;
 foreach my $name ('renamed', 'slow')
 {
+	my $before = $name eq 'slow' ? 'renamed' : 'slow';
+	sweeping($admin, $before);
 	my $began = time();
-	$admin->value('ALTER DATABASE ' . ($name eq 'slow' ? 'renamed' : 'slow') . " RENAME TO $name");
+	$admin->value("ALTER DATABASE $before RENAME TO $name");
 	$slowest = time() - $began if time() - $began > $slowest;
-	sleep(1.5);
 }
+sweeping($admin, 'slow');
 $admin->value('DROP DATABASE slow');
 pass(sprintf 'the database can be renamed and dropped (%.1f s)', $slowest);
 

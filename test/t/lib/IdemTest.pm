@@ -20,7 +20,7 @@ use Time::HiRes qw(sleep time);
 use IdemTest::Session;
 
 our @EXPORT = qw(
-  new_node session make_clock crash freeze_writers wait_until wait_for_sleep
+  new_node session session_again make_clock crash freeze_writers wait_until wait_for_sleep
   is_sqlstate like_hint no_faults sql_quote patience
 );
 
@@ -97,6 +97,15 @@ sub wait_for_sleep
 				"SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = $pid") eq 't';
 		},
 		"backend $pid to wait for a key");
+}
+
+# session_again NODE: a session, as soon as a server that restarts itself is back.
+sub session_again
+{
+	my ($node) = @_;
+	my $session;
+	wait_until(sub { $session = eval { session($node) }; defined $session }, 'the server to be back');
+	return $session;
 }
 
 # A zombie is dead: it has closed its files and left the shared memory.

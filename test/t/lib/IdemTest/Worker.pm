@@ -12,7 +12,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time);
 
-our @EXPORT = qw(set make_expired expired swept freeze_launcher log_size log_count complaints);
+our @EXPORT = qw(set make_expired expired swept sweeping freeze_launcher log_size log_count complaints);
 
 # set SESSION, NAME => VALUE...: changes settings of the server; undef resets one.
 sub set
@@ -50,6 +50,18 @@ sub swept
 	my ($session, $what) = @_;
 	wait_until(sub { expired($session) eq '0' }, "$what to be swept");
 	return pass("$what: swept");
+}
+
+# sweeping ADMIN, NAME: until there is a sweeper in the database of that name.
+sub sweeping
+{
+	my ($admin, $name) = @_;
+	return wait_until(
+		sub {
+			$admin->value(qq{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency sweeper' AND datname = '$name'})
+			  eq '1';
+		},
+		"a sweeper in database $name");
 }
 
 # freeze_launcher NODE, ADMIN: stops the postmaster while the launcher waits for
