@@ -59,10 +59,6 @@ COMMENT ON TYPE idem_execute_result IS 'the row that idem_execute() returns';
 -- bytes that the versions have in common at either end.
 --
 
-CREATE SEQUENCE idempotency_keys_token_seq AS bigint
-    MINVALUE 1 MAXVALUE 9007199254740991 NO CYCLE;
-COMMENT ON SEQUENCE idempotency_keys_token_seq IS 'fencing tokens of idempotency_keys';
-
 CREATE TABLE idempotency_keys (
     created_at timestamptz NOT NULL,
     claimed_at timestamptz NOT NULL,
@@ -95,6 +91,12 @@ WITH (toast.autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_cost_
 -- Where a sweep finds what has expired.  A settlement leaves due_at as it is, so
 -- the index does not keep it from being a heap-only update.
 CREATE INDEX idempotency_keys_due_at_idx ON idempotency_keys (due_at);
+
+-- After the table: a claim locks it first, and DROP and ALTER EXTENSION lock what
+-- they find in the order of their creation.
+CREATE SEQUENCE idempotency_keys_token_seq AS bigint
+    MINVALUE 1 MAXVALUE 9007199254740991 NO CYCLE;
+COMMENT ON SEQUENCE idempotency_keys_token_seq IS 'fencing tokens of idempotency_keys';
 
 -- What every look reads stays in the row, uncompressed: at most 3.2 kB.
 ALTER TABLE idempotency_keys

@@ -199,7 +199,9 @@ idem_is_written(IdemChange *s, TM_Result result, LockTupleMode mode)
 bool
 idem_write_row(IdemChange *s)
 {
-	return idem_is_written(s, idem_update(&s->store, s->values, s->nulls), LockTupleNoKeyExclusive);
+	TM_Result	result = idem_update(&s->store, s->values, s->nulls, false);
+
+	return idem_is_written(s, result, LockTupleNoKeyExclusive);
 }
 
 /* Nothing to write after all. */

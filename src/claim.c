@@ -134,7 +134,7 @@ claim_row(IdemStore *store, const IdemRequest *request, IdemJudgement *j,
 	memcpy(values, store->current.slot->tts_values, natts * sizeof(Datum));
 	memcpy(nulls, store->current.slot->tts_isnull, natts * sizeof(bool));
 	fill_claim(store, request, j, values, nulls);
-	return idem_update(store, values, nulls);
+	return idem_update(store, values, nulls, j->action == IDEM_RESTART);
 }
 
 /* The row that goes with an answer which found it. */

@@ -95,6 +95,7 @@ static void
 count_change(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid || relid == cached.relid || relid == cached.sequence ||
+		relid == fresh.relid || relid == fresh.sequence ||
 		relid == result_relids[0] || relid == result_relids[1])
 		changes++;
 }
@@ -151,29 +152,49 @@ altered(const char *detail)
 					 "or restart a server that preloads it.")));
 }
 
-/* Sets the OIDs by name. */
+/* Finds table and sequence; returns what is wrong with them, or NULL. */
+static const char *
+find_relations(Oid extension)
+{
+	fresh.relid = get_relname_relid(IDEM_TABLE, fresh.schema);
+	if (!OidIsValid(fresh.relid))
+		return "The table is not in the extension's schema.";
+	if (getExtensionOfObject(RelationRelationId, fresh.relid) != extension)
+		return "The table does not belong to the extension.";
+
+	fresh.sequence = get_relname_relid(IDEM_SEQUENCE, fresh.schema);
+	if (!OidIsValid(fresh.sequence) ||
+		get_rel_relkind(fresh.sequence) != RELKIND_SEQUENCE)
+		return "The sequence of the tokens is gone.";
+	return NULL;
+}
+
+/*
+ * Sets the OIDs by name.  Nothing is locked yet, so the extension may move to
+ * another schema, or be created anew, meanwhile: then they are looked for again.
+ */
 static void
 locate(void)
 {
-	Oid			extension;
+	Oid			extension = InvalidOid;
+	const char *fault;
 
 	cache_built = false;
-	if (!idem_find_extension(&extension, &cached.schema))
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("extension \"%s\" is not installed in this database", IDEM_EXTENSION),
-				 errhint("Run CREATE EXTENSION %s.", IDEM_EXTENSION)));
+	fresh.schema = InvalidOid;
+	do
+	{
+		Oid			last_extension = extension;
+		Oid			last_schema = fresh.schema;
 
-	cached.relid = get_relname_relid(IDEM_TABLE, cached.schema);
-	if (!OidIsValid(cached.relid))
-		altered("The table is not in the extension's schema.");
-	if (getExtensionOfObject(RelationRelationId, cached.relid) != extension)
-		altered("The table does not belong to the extension.");
-
-	cached.sequence = get_relname_relid(IDEM_SEQUENCE, cached.schema);
-	if (!OidIsValid(cached.sequence) ||
-		get_rel_relkind(cached.sequence) != RELKIND_SEQUENCE)
-		altered("The sequence of the tokens is gone.");
+		if (!idem_find_extension(&extension, &fresh.schema))
+			ereport(ERROR,
+					(errcode(ERRCODE_UNDEFINED_OBJECT),
+					 errmsg("extension \"%s\" is not installed in this database", IDEM_EXTENSION),
+					 errhint("Run CREATE EXTENSION %s.", IDEM_EXTENSION)));
+		fault = find_relations(extension);
+		if (fault != NULL && extension == last_extension && fresh.schema == last_schema)
+			altered(fault);
+	} while (fault != NULL);
 }
 
 static Oid
@@ -181,7 +202,7 @@ type_by_name(const char *name)
 {
 	Oid			type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
 									   CStringGetDatum(name),
-									   ObjectIdGetDatum(cached.schema));
+									   ObjectIdGetDatum(fresh.schema));
 
 	if (!OidIsValid(type))
 		altered(psprintf("The type \"%s\" is not in the extension's schema.", name));
@@ -381,7 +402,7 @@ load_result_types(Oid outcome_type)
 }
 
 /*
- * Fills in all but the OIDs that locate() found; the table is locked.  An error
+ * Adds to the OIDs that locate() found all the rest; the table is locked.  An error
  * leaves what was known: whoever has called us, through code that isn't ours,
  * may be in the midst of a write.
  */
@@ -391,7 +412,6 @@ build(Relation rel)
 	Oid			status_type = type_by_name("idem_status");
 	Oid			outcome_type = type_by_name("idem_outcome");
 
-	fresh = cached;
 	fresh.foreign_code = rel->rd_att->constr != NULL && rel->rd_att->constr->num_check > 0;
 	check_kind(rel);
 	check_columns(RelationGetDescr(rel), status_type);
@@ -415,24 +435,27 @@ idem_open_table(LOCKMODE lockmode, bool wait, Relation *rel)
 {
 	for (;;)
 	{
-		uint64		before;
+		uint64		before = changes;
+		Oid			relid = cached.relid;
 
 		if (!cache_built || cache_built_at != changes)
+		{
 			locate();
+			relid = fresh.relid;
+		}
 
 		/* Invalidations that were sent before we got the lock arrive here. */
-		before = changes;
 		if (wait)
-			LockRelationOid(cached.relid, lockmode);
-		else if (!ConditionalLockRelationOid(cached.relid, lockmode))
+			LockRelationOid(relid, lockmode);
+		else if (!ConditionalLockRelationOid(relid, lockmode))
 			return NULL;
 		if (changes != before)
 		{
-			UnlockRelationOid(cached.relid, lockmode);
+			UnlockRelationOid(relid, lockmode);
 			cache_built = false;
 			continue;
 		}
-		*rel = table_open(cached.relid, NoLock);
+		*rel = table_open(relid, NoLock);
 		if (cache_built)
 			return &cached;
 

@@ -76,7 +76,6 @@ typedef struct Finding
 	double		threshold;		/* NaN: none */
 	const char *message;
 	IdemEvidence sampled;		/* all zero: the value is no estimate */
-	double		clump;			/* how many of a kind lie together in the sample */
 } Finding;
 
 static double
@@ -134,11 +133,25 @@ check_backlog(const Facts *f)
 				 psprintf("expired rows that wait for a sweep: %s%.0f", about(f->exact), f->backlog));
 }
 
+/* When a sweep got on, or the counting of it began, last; not by a clock that was ahead. */
+static TimestampTz
+last_progress(const Facts *f)
+{
+	TimestampTz instants[] = {f->stats.last_sweep.end, f->stats.last_batch, f->stats.reset_at};
+	TimestampTz last = DT_NOBEGIN;
+
+	for (int i = 0; i < lengthof(instants); i++)
+		if (instants[i] <= f->now)
+			last = Max(last, instants[i]);
+	return last;
+}
+
 /* For how long there has been something to sweep that nobody has swept. */
 static Finding
 check_sweep_overdue(const Facts *f)
 {
 	double		threshold = idem_health_sweep_overdue;
+	TimestampTz since;
 	double		waited;
 
 	if (f->backlog == 0)
@@ -146,11 +159,10 @@ check_sweep_overdue(const Facts *f)
 	/* Outside of the window nobody is late. */
 	if (threshold >= 0 && window_length() > 0 && window_length() < 24 * 3600)
 		threshold += 24 * 3600;
-	waited = seconds(f->now - (f->expired.rows > 0 ? f->expired.oldest : f->sample.oldest));
+	since = f->expired.rows > 0 ? f->expired.oldest : f->sample.oldest;
 	if (f->counted)
-		waited = Min(waited, seconds(f->now - Max(Max(f->stats.last_sweep.end, f->stats.last_batch),
-												  f->stats.reset_at)));
-	waited = rint(waited);
+		since = Max(since, last_progress(f));
+	waited = rint(seconds(f->now - since));
 	return judge(waited, threshold,
 				 psprintf("expired rows have waited for a sweep for %.0f s", waited));
 }
@@ -186,6 +198,10 @@ check_growth(const Facts *f)
 						  f->sample.bytes * f->sample.scale / (1024 * 1024)));
 }
 
+/*
+ * What is counted above the threshold is above it.  An estimate above it may be
+ * chance: if that can't be excluded, nobody knows.
+ */
 static Finding
 check_stuck_claims(const Facts *f)
 {
@@ -196,15 +212,17 @@ check_stuck_claims(const Facts *f)
 							 psprintf("open claims whose lease ended more than %d s ago: %s%.0f",
 									  idem_health_stuck_after, about(scale == 1.0), stuck));
 
-	/* What one incident has left lies together: it is pages that chance picks. */
-	if (scale > 1.0 && threshold >= 0)
-	{
-		item.clump = f->sample.stuck / (double) Max(f->sample.stuck_pages, 1);
-		item.clump = Max(item.clump, 1);
-		item.sampled.expected = (threshold + 0.5) / scale / item.clump;
-		item.sampled.found = f->sample.stuck_pages;
-		item.level = idem_surely_more(item.sampled) ? LEVEL_WARNING : LEVEL_OK;
-	}
+	if (scale == 1.0 || threshold < 0)
+		return item;
+	item.message = psprintf("%s (" INT64_FORMAT " in a sample of the table)", item.message,
+							f->sample.stuck);
+	item.sampled.expected = (threshold + 0.5) / scale;
+	item.sampled.found = f->sample.stuck;
+	item.sampled.clump = Max(f->sample.stuck_clump, 1);
+	if (f->sample.stuck > threshold || idem_surely_more(item.sampled))
+		item.level = LEVEL_WARNING;
+	else if (item.level == LEVEL_WARNING)
+		item.level = LEVEL_UNKNOWN;
 	return item;
 }
 
@@ -435,32 +453,17 @@ report_turn(const char *database, const char *name, const Finding *item)
 						name, database, item->message)));
 }
 
-/*
- * Is there no doubt?  One sample may not be enough for that, but several are,
- * one after the other.
- */
-static bool
-is_surely_well(const Finding *item, IdemHealthMemory *memory)
+/* What is an estimate is judged by all that were made of it. */
+static Level
+level_to_report(const Finding *item, IdemHealthMemory *memory)
 {
-	double		clump = Max(item->clump, memory->clump);
-	IdemEvidence all = {
-		(memory->stuck_claims.expected * memory->clump + item->sampled.expected * item->clump) / clump,
-		memory->stuck_claims.found + item->sampled.found
+	static const Level levels[] = {
+		[IDEM_UNDECIDED] = LEVEL_UNKNOWN, [IDEM_MORE] = LEVEL_WARNING, [IDEM_LESS] = LEVEL_OK
 	};
-	bool		well = idem_surely_less(all);
 
-	if (well || idem_surely_more(all))
-		memset(&all, 0, sizeof(all));	/* begin anew */
-	memory->stuck_claims = all;
-	memory->clump = well ? 0 : clump;
-	return well;
-}
-
-static void
-remember_warning(const Finding *item, IdemHealthMemory *memory)
-{
-	memset(&memory->stuck_claims, 0, sizeof(memory->stuck_claims));
-	memory->clump = item->clump;
+	if (item->sampled.expected == 0)
+		return item->level;
+	return levels[idem_weigh(&memory->stuck_claims, item->sampled, item->level == LEVEL_WARNING)];
 }
 
 /*
@@ -485,15 +488,10 @@ idem_health_report(IdemHealthMemory *memory)
 	for (int i = 0; i < NITEMS; i++)
 	{
 		checked[i] = items[i].check(&facts);
+		checked[i].level = level_to_report(&checked[i], memory);
 		if (checked[i].level == LEVEL_WARNING)
-		{
 			bad |= 1U << i;
-			if (checked[i].sampled.expected > 0)
-				remember_warning(&checked[i], memory);
-		}
-		else if (checked[i].level != LEVEL_UNKNOWN &&
-				 (checked[i].sampled.expected == 0 ||
-				  is_surely_well(&checked[i], memory)))
+		else if (checked[i].level != LEVEL_UNKNOWN)
 			well |= 1U << i;
 	}
 	table_close(facts.store.rel, AccessShareLock);

@@ -14,8 +14,7 @@
 typedef struct IdemHealthMemory
 {
 	uint32		bad_items;		/* if there are no counters that know it */
-	IdemEvidence stuck_claims;	/* of all samples since there was one that warned */
-	double		clump;			/* the most claims to a page in one of these */
+	IdemTrial	stuck_claims;	/* what its samples have said so far */
 } IdemHealthMemory;
 
 extern void idem_health_report(IdemHealthMemory *memory);

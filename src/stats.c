@@ -317,20 +317,28 @@ idem_count_sweep(int64 rows, int64 failed, int64 errors, const char *error,
 	p = begin_counting();
 	describe_run(&p->sweep, rows, failed, error, start, end);
 	p->swept = true;
-	p->sweeping += end - start;
+	p->sweeping += Max(end - start, 0);
 	p->counts[IDEM_COUNT_SWEPT_ROWS] += rows;
 	p->counts[IDEM_COUNT_SWEEP_RUNS]++;
 	p->counts[IDEM_COUNT_SWEEP_ERRORS] += errors;
+}
+
+/*
+ * Is this the last one to have ended?  Earlier ones may be counted later; but
+ * somebody may have set the clock back since.
+ */
+static bool
+is_last(TimestampTz end, TimestampTz last)
+{
+	return end >= last || last > GetCurrentTimestamp();
 }
 
 static void
 note_run(Entry *entry, const IdemSweepRun *run, int64 sweeping)
 {
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	entry->sweeping += sweeping;
-
-	/* Earlier ones may be counted later; but somebody may have set the clock. */
-	if (run->end >= entry->last_sweep.end || entry->last_sweep.end > GetCurrentTimestamp())
+	entry->sweeping += Max(sweeping, 0);
+	if (is_last(run->end, entry->last_sweep.end))
 		entry->last_sweep = *run;
 	if (run->error[0] != '\0')
 		strlcpy(entry->last_error, run->error, sizeof(entry->last_error));
@@ -361,8 +369,9 @@ static void
 note_batch(TimestampTz end)
 {
 	LWLockAcquire(&shared->lock, LW_EXCLUSIVE);
-	own_entry->sweeping += end - run_counted;
-	own_entry->last_batch = Max(own_entry->last_batch, end);
+	own_entry->sweeping += Max(end - run_counted, 0);
+	if (is_last(end, own_entry->last_batch))
+		own_entry->last_batch = end;
 	LWLockRelease(&shared->lock);
 	run_counted = end;
 }

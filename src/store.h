@@ -79,7 +79,7 @@ extern void idem_writer_end(IdemStore *store);
 extern void idem_prepare_delete(IdemStore *store);
 extern bool idem_insert(IdemStore *store, Datum *values, bool *nulls);
 extern TM_Result idem_reserve_row(IdemStore *store, LockTupleMode mode);
-extern TM_Result idem_update(IdemStore *store, Datum *values, bool *nulls);
+extern TM_Result idem_update(IdemStore *store, Datum *values, bool *nulls, bool anew);
 extern TM_Result idem_delete(IdemStore *store);
 extern void idem_await_version(IdemStore *store, IdemVersion *version);
 extern void idem_await_row_lock(IdemStore *store, LockTupleMode mode);

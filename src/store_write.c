@@ -309,9 +309,12 @@ idem_reserve_row(IdemStore *store, LockTupleMode mode)
 	return result;
 }
 
-/* Replaces the current version; TM_BeingModified if another's row lock forbids. */
+/*
+ * Replaces the current version; TM_BeingModified if another's row lock forbids.
+ * Anew: the key counted as absent, so the row is to be as an insert's.
+ */
 TM_Result
-idem_update(IdemStore *store, Datum *values, bool *nulls)
+idem_update(IdemStore *store, Datum *values, bool *nulls, bool anew)
 {
 	ItemPointerData tid = store->current.slot->tts_tid;
 	IdemWriter *w;
@@ -327,6 +330,8 @@ idem_update(IdemStore *store, Datum *values, bool *nulls)
 	w = begin_write(store, CMD_UPDATE);
 	CheckCmdReplicaIdentity(store->rel, CMD_UPDATE);
 	open_indexes(store);
+	if (anew)
+		fill_added_columns(w, store->rel, values, nulls);
 	slot = make_row(w, store, values, nulls);
 	result = table_tuple_update(store->rel, &tid, slot, w->estate->es_output_cid,
 								InvalidSnapshot, InvalidSnapshot, store->reserved,

@@ -61,7 +61,7 @@ begin_survey(IdemSurvey *survey)
 	memset(survey->rows, 0, sizeof(survey->rows));
 	survey->expired = 0;
 	survey->oldest = DT_NOEND;
-	survey->stuck = survey->stuck_pages = 0;
+	survey->stuck = survey->stuck_clump = 0;
 	survey->bytes = 0;
 	survey->scale = 1.0;
 }
@@ -125,7 +125,7 @@ survey_page(IdemStore *store, IdemSurvey *survey, TupleTableSlot *slot, BlockNum
 	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
 		count_row(store, survey, slot);
 	table_endscan(scan);
-	survey->stuck_pages += survey->stuck > stuck;
+	survey->stuck_clump = Max(survey->stuck_clump, survey->stuck - stuck);
 }
 
 /* Reads some megabytes. */

@@ -20,7 +20,7 @@ typedef struct IdemSurvey
 	int64		expired;
 	TimestampTz oldest;			/* when the first of these expired, or DT_NOEND */
 	int64		stuck;			/* of the processing ones */
-	int64		stuck_pages;	/* a sample's pages that have any */
+	int64		stuck_clump;	/* the most of them on one page of a sample */
 	int64		bytes;			/* of rows in the heap */
 	double		scale;			/* a sample's counts times this are the table's */
 } IdemSurvey;

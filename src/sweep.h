@@ -43,6 +43,7 @@ typedef struct IdemSweep
 	bool		rows_locked;	/* the last batch ended at locks its rows would wait for */
 	int64		deleted;		/* in all batches */
 	int64		failed;			/* rows whose deletion raised an error */
+	int64		failed_counted; /* of these, in the statistics */
 	char		error[IDEM_ERROR_SIZE]; /* the last one */
 } IdemSweep;
 

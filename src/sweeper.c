@@ -458,18 +458,21 @@ carefully(void (*part) (IdemVisit *visit), IdemVisit *visit, char *message)
 
 /*
  * A visit is a run, unless nobody let it begin.  One that goes on behind rows
- * that can't be deleted has failed to delete them all the same.
+ * that can't be deleted has failed to delete them all the same, and one whose
+ * sweeper is lost leaves those it met to be counted by the next.
  */
 static void
-count_run(const IdemVisit *visit, int64 failed_before, TimestampTz begin)
+count_run(IdemVisit *visit, TimestampTz begin)
 {
 	const char *error = visit->error[0] != '\0' ? visit->error :
 		visit->sweep.failed > 0 ? visit->sweep.error : NULL;
 
-	if (visit->has_extension && (!visit->sweep.locked_out || visit->deleted > 0))
-		idem_stats_sweep_run(visit->deleted, visit->sweep.failed,
-							 visit->sweep.failed - failed_before + (visit->error[0] != '\0'),
-							 error, begin, GetCurrentTimestamp());
+	if (!visit->has_extension || (visit->sweep.locked_out && visit->deleted == 0))
+		return;
+	idem_stats_sweep_run(visit->deleted, visit->sweep.failed,
+						 visit->sweep.failed - visit->sweep.failed_counted + (visit->error[0] != '\0'),
+						 error, begin, GetCurrentTimestamp());
+	visit->sweep.failed_counted = visit->sweep.failed;
 }
 
 /* Somebody has locked more than the table: next time. */
@@ -484,12 +487,11 @@ static void
 sweep_and_count(IdemVisit *visit)
 {
 	TimestampTz begin = GetCurrentTimestamp();
-	int64		failed_before = visit->sweep.failed;
 
 	idem_stats_sweep_begin(begin);
 	if (!carefully(sweep, visit, visit->error))
 		give_up(visit);
-	count_run(visit, failed_before, begin);
+	count_run(visit, begin);
 }
 
 /*

@@ -15,6 +15,7 @@
 #include <signal.h>
 
 #include "miscadmin.h"
+#include "optimizer/planner.h"
 #include "port/atomics.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
@@ -31,6 +32,7 @@
 #include "worker.h"
 
 static emit_log_hook_type next_log_hook = NULL;
+static planner_hook_type next_planner = NULL;
 static volatile sig_atomic_t terminated = false;
 
 /*
@@ -80,6 +82,18 @@ idem_worker_was_terminated(void)
 	return terminated;
 }
 
+/*
+ * A sweeper is a member of the launcher's lock group, so it can't lead one of its
+ * own.  Code that a deletion runs may have its own settings.
+ */
+static PlannedStmt *
+plan_serially(Query *query, const char *text, int options, ParamListInfo params)
+{
+	options &= ~CURSOR_OPT_PARALLEL_OK;
+	return next_planner != NULL ? next_planner(query, text, options, params) :
+		standard_planner(query, text, options, params);
+}
+
 /* Settings of the server, a database or a role that would be in the way. */
 static void
 override_settings(void)
@@ -95,10 +109,7 @@ override_settings(void)
 		{"idle_in_transaction_session_timeout", "0"},
 		{"transaction_timeout", "0"},	/* from 17 on */
 		{"exit_on_error", "off"},
-
-		/* A sweeper's lock group is the launcher's: it can't lead one of its own. */
-		{"max_parallel_workers_per_gather", "0"},
-		{"max_parallel_maintenance_workers", "0"},
+		{"max_parallel_maintenance_workers", "0"},	/* see plan_serially() */
 
 		/*
 		 * A deletion that a crash undoes is done again, and what was claimed
@@ -120,6 +131,8 @@ idem_worker_begin(void)
 	pqsignal(SIGTERM, note_termination);
 	next_log_hook = emit_log_hook;
 	emit_log_hook = hide_termination;
+	next_planner = planner_hook;
+	planner_hook = plan_serially;
 	override_settings();
 	BackgroundWorkerUnblockSignals();
 }

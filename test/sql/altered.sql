@@ -160,6 +160,11 @@ UPDATE idempotency_keys SET tenant = key, y = 8 WHERE key IN ('done', 'added');
 SELECT idem_fail('added', token => :token, disposition => 'retry');
 SELECT outcome, attempt FROM idem_claim('added');
 SELECT key, tenant, x, y FROM idempotency_keys WHERE key IN ('done', 'added') ORDER BY key;
+-- A key that has expired counts as absent: claimed anew, it is a new row.
+SELECT c.outcome, idem_complete('expires', ttl => '1 us') FROM idem_claim('expires') c;
+UPDATE idempotency_keys SET tenant = key, x = 1, y = 8 WHERE key = 'expires';
+SELECT outcome FROM idem_claim('expires');
+SELECT key, tenant, x, y FROM idempotency_keys WHERE key = 'expires';
 -- The same in batches, and of the other calls
 SELECT key, outcome FROM idem_claim_many('{batch-2,added,batch-1}');
 SELECT * FROM idem_once_many('{once-2,added,once-1}');
@@ -277,6 +282,19 @@ SELECT key, outcome FROM idem_claim_many('{marked-2,marked-1}');
 SELECT idem_once('marked-3'), outcome, response FROM idem_execute('marked-4', 'SELECT status FROM idem_get(''mark of marked-4'')');
 SELECT trigger, key, new_status FROM log ORDER BY n;
 DROP TRIGGER mark ON idempotency_keys;
+-- One that finds the extension altered, in the midst of a batch, and takes it back
+CREATE FUNCTION hide() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    ALTER SEQUENCE public.idempotency_keys_token_seq RENAME TO hidden;
+    PERFORM public.idem_get('any');
+    RETURN NULL;
+EXCEPTION WHEN object_not_in_prerequisite_state THEN
+    RAISE NOTICE '%', SQLERRM;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER hide AFTER INSERT ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION hide();
+SELECT key, outcome FROM idem_claim_many('{hidden-1,hidden-2,hidden-3}');
+DROP TRIGGER hide ON idempotency_keys;
 
 --
 -- Foreign keys: whoever refers to a claim keeps it from being forgotten, and

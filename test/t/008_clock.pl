@@ -160,6 +160,24 @@ foreach my $round (1 .. 3)
 }
 is($admin->value(q{SELECT last_sweep_at < clock_timestamp() + interval '1 min' FROM idempotency_stats}), 't', 'set back: the last sweep is the last one');
 
+# A sweep that ended while the clock was ahead doesn't hide that none has since.
+set($admin, 'idempotency.worker' => 'off');
+$admin->value(q{SET idempotency.health_sweep_overdue = '30 min'});
+my $overdue = q{SELECT level FROM idem_health() WHERE item = 'sweep_overdue'};
+set_clock(2 * $hour);
+make_expired($admin, 1);
+$admin->value('CALL idem_sweep_all()');
+set_clock(0);
+make_expired($admin, 1);
+set_clock($hour);
+is($admin->value($overdue), 'warning', 'set back: what nobody has swept for an hour is overdue');
+set_clock(0);
+$admin->value('CALL idem_sweep_all()');
+make_expired($admin, 1);
+set_clock(2 * $hour + 600);
+is($admin->value($overdue), 'warning', 'set back: a later sweep is the last one');
+set_clock(0);
+
 no_faults($node);
 $node->stop;
 done_testing();

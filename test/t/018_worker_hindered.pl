@@ -128,6 +128,44 @@ wait_until(sub { $slow->value('SELECT count(*) FROM idempotency_keys') eq scalar
 pass('later ones, too');
 is(log_count($node, 'WARNING:  could not .* in database "slow"', $offset), 1, 'one word of it in the log');
 
+#
+# Rows that fail in a batch before one that ends the process are counted all the
+# same.  And no code has parallel workers, for which a sweeper can't be the leader.
+#
+$admin->value('CREATE DATABASE lossy');
+my $lossy = session($node, dbname => 'lossy');
+$lossy->value(q{ALTER DATABASE lossy SET idempotency.sweep_batch_size = 10;
+	CREATE EXTENSION idempotency;
+	CREATE TABLE plans (line text);
+	CREATE FUNCTION hinder() RETURNS trigger LANGUAGE plpgsql
+		SET max_parallel_workers_per_gather = 2 SET parallel_setup_cost = 0 SET parallel_tuple_cost = 0 SET min_parallel_table_scan_size = 0 AS $$
+	DECLARE line text;
+	BEGIN
+		IF OLD.key = 'explained' THEN
+			FOR line IN EXPLAIN SELECT count(*) FROM pg_catalog.pg_class LOOP INSERT INTO public.plans VALUES (line); END LOOP;
+		ELSIF OLD.key = 'fatal' THEN
+			PERFORM set_config('exit_on_error', 'on', false);
+		END IF;
+		IF OLD.key IN ('failing', 'fatal') THEN
+			RAISE EXCEPTION 'lossy';
+		END IF;
+		RETURN NULL;
+	END$$;
+	CREATE TRIGGER hinder AFTER DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION hinder()});
+$offset = log_size($node);
+$lossy->value(q{BEGIN; SELECT idem_once('explained', ttl => '1 ms'), idem_once('failing', ttl => '1 ms')});
+make_expired($lossy, 50);
+$lossy->value(q{SELECT idem_once('fatal', ttl => '1 ms'); COMMIT});
+my $lost = sub { log_count($node, 'FATAL:  lossy', $offset) };
+wait_until(sub { $lost->() >= 4 }, 'four sweepers to be lost');
+$lossy->value('ALTER DATABASE lossy ALLOW_CONNECTIONS false');
+visits($other, 3);
+cmp_ok($lossy->value('SELECT sweep_errors FROM idempotency_stats'), '>=', 2 * ($lost->() - 1),
+	'both rows are counted each time, though one of them ends the process');
+is($lossy->value(q{SELECT count(*) > 0, count(*) FILTER (WHERE line LIKE '%Gather%') FROM plans}), 't|0', 'no plan is parallel');
+$lossy->close;
+$admin->value('DROP DATABASE lossy');
+
 my $slowest = 0;
 $slow->close;
 foreach my $name ('renamed', 'slow')
@@ -171,23 +209,46 @@ $broken->close;
 $admin->value('DROP DATABASE broken');
 
 #
-# A sample of a large table: what is about at the threshold doesn't turn with each
-# look; what is well is so for sure.
+# A sample of a large table.  Claims that are left behind lie far from each other
+# here, so that chance picks them one by one.
 #
 $large->value(q{ALTER TABLE idempotency_keys ALTER COLUMN response SET STORAGE PLAIN});
 $large->value(q{SELECT idem_once('pattern', ttl => '1 d')});
 
-$offset = log_size($node);
 my $bad = 'WARNING:  idempotency keys in database "large" need attention: open claims';
 my $well = 'LOG:  item "stuck_claims" of idem_health\(\) in database "large" is well again';
-$large->value(q{ALTER DATABASE large SET idempotency.health_stuck_after = 1});
-foreach my $part (0 .. 11)
+$large->value(q{ALTER DATABASE large SET idempotency.health_stuck_after = 1; ALTER DATABASE large SET idempotency.health_stuck_claims = 25});
+foreach my $part (0 .. 24)
 {
-	copies($large, "$part * 2000 + 1, $part * 2000 + 2000", response => q{to_jsonb(repeat('x', 3000))});
-	$large->value(qq{SELECT count(idem_claim('stuck' || n, lease => '1 ms')) FROM generate_series($part * 3 + 1, $part * 3 + 3) n}) if $part % 2;
+	copies($large, "$part * 1000 + 1, $part * 1000 + 1000", response => q{to_jsonb(repeat('x', 3000))});
+	$large->value(qq{SELECT idem_claim('stuck$part', lease => '1 ms')});
 }
+$large->value('SELECT pg_sleep(1.1)');
+$large->value(q{CREATE FUNCTION report() RETURNS void AS '$libdir/idempotency', 'idem_health_report_now' LANGUAGE C;
+	CREATE FUNCTION looks(n int) RETURNS TABLE (level text, value numeric, found int) LANGUAGE plpgsql AS $$
+	BEGIN
+		FOR i IN 1 .. n LOOP
+			RETURN QUERY SELECT h.level, h.value, substring(h.message from '\((\d+) in a sample of the table\)$')::int
+						   FROM idem_health() h WHERE item = 'stuck_claims';
+		END LOOP;
+	END $$});
+my $levels = q{SELECT bool_and(level = CASE WHEN found > %1$s THEN 'warning' WHEN value > %1$s THEN 'unknown' ELSE 'ok' END) FROM looks(100)};
+foreach my $threshold (2, 10, 1000)
+{
+	$large->value("SET idempotency.health_stuck_claims = $threshold; SET idempotency.health_stuck_after = 1");
+	is($large->value(sprintf $levels, $threshold), 't', "threshold $threshold: counted above it is a warning, estimated above it unknown");
+}
+
+# Many looks: those at the threshold never add up to a warning, those above it do.
+$offset = log_size($node);
+$large->value(q{SET idempotency.health_stuck_claims = 25; DO 'BEGIN FOR i IN 1 .. 300 LOOP PERFORM report(); END LOOP; END'});
+visits($large, 5);
+is(log_count($node, $bad, $offset), 0, 'at the threshold: no warning in 300 looks');
+$large->value(q{ALTER DATABASE large SET idempotency.health_stuck_claims = 10});
+wait_until(sub { log_count($node, $bad, $offset) > 0 }, 'more than twice the threshold to be noticed');
+$large->value(q{ALTER DATABASE large SET idempotency.health_stuck_claims = 15});
 visits($large, 10);
-is(log_count($node, $well, $offset), 0, 'a number near the threshold, in a sample: nobody says that it is well');
+is(log_count($node, $bad, $offset) . log_count($node, $well, $offset), '10', 'near the threshold: nobody says that it is well');
 
 # Far above it, then: nobody says so twice, and nobody says that it is well before
 # it is.
