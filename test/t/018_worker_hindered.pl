@@ -158,7 +158,7 @@ make_expired($lossy, 50);
 $lossy->value(q{SELECT idem_once('fatal', ttl => '1 ms'); COMMIT});
 my $lost = sub { log_count($node, 'FATAL:  lossy', $offset) };
 wait_until(sub { $lost->() >= 4 }, 'four sweepers to be lost');
-$lossy->value('ALTER DATABASE lossy ALLOW_CONNECTIONS false');
+$admin->value('ALTER DATABASE lossy ALLOW_CONNECTIONS false');
 visits($other, 3);
 cmp_ok($lossy->value('SELECT sweep_errors FROM idempotency_stats'), '>=', 2 * ($lost->() - 1),
 	'both rows are counted each time, though one of them ends the process');
