@@ -181,14 +181,27 @@ $admin->value('DROP DATABASE slow');
 pass(sprintf 'the database can be renamed and dropped (%.1f s)', $slowest);
 
 #
-# A database that no process can connect to.
+# A database that no process can connect to any more, while a sweep there is to go
+# on behind a row that has ended a sweeper.
 #
 my $broken = session($node, dbname => 'broken');
 $broken->value('CREATE EXTENSION idempotency');
 make_expired($broken, 1);
 swept($broken, 'a database that will break');
+$broken->value(q{CREATE FUNCTION deaf() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN
+		LOOP
+			BEGIN PERFORM pg_sleep(600); EXCEPTION WHEN query_canceled THEN NULL; END;
+		END LOOP;
+	END$$});
+$broken->value(q{BEGIN; CREATE TRIGGER deaf AFTER DELETE ON idempotency_keys FOR EACH ROW WHEN (OLD.key = 'deaf') EXECUTE FUNCTION deaf();
+	SELECT idem_once('deaf', ttl => '1 ms')});
 make_expired($broken, 5);
+$broken->value('COMMIT');
 $broken->close;
+wait_until(
+	sub { $admin->value(q{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency sweeper' AND datname = 'broken' AND wait_event = 'PgSleep'}) eq '1' },
+	'a sweeper to be at that row');
 $offset = log_size($node);
 my $locale = $admin->value(q{SELECT quote_literal(datcollate) FROM pg_database WHERE datname = 'broken'});
 $admin->value(q{UPDATE pg_database SET datcollate = 'xx_XX' WHERE datname = 'broken'});
@@ -198,12 +211,13 @@ sleep(9);
 my $refused = log_count($node, 'FATAL: .*locale', $offset);
 my $lasted = time() - $began;
 cmp_ok($refused, '<', 3 + log($lasted) / log(2), sprintf "a database that can't be connected to is tried less and less (%d times in %.0f s)", $refused, $lasted);
-is(log_count($node, 'WARNING:  could not sweep expired idempotency keys in database "broken"', $offset), 1, 'with one warning');
+is(log_count($node, 'WARNING:  could not .* in database "broken"', $offset), 1, 'with one warning');
 make_expired($other, 1);
 swept($other, 'another database');
 $admin->value("UPDATE pg_database SET datcollate = $locale WHERE datname = 'broken'");
 $admin->value('SELECT pg_reload_conf()');
 $broken = session($node, dbname => 'broken');
+$broken->value('DROP FUNCTION deaf CASCADE');
 swept($broken, 'one that can be connected to again');
 $broken->close;
 $admin->value('DROP DATABASE broken');
