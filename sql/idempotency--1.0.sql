@@ -92,8 +92,8 @@ WITH (toast.autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_cost_
 -- the index does not keep it from being a heap-only update.
 CREATE INDEX idempotency_keys_due_at_idx ON idempotency_keys (due_at);
 
--- After the table: a claim locks it first, and DROP and ALTER EXTENSION lock what
--- they find in the order of their creation.
+-- After the table: a claim locks that first, and DROP and ALTER EXTENSION lock their
+-- objects in the order of pg_depend, which is mostly that of their creation.
 CREATE SEQUENCE idempotency_keys_token_seq AS bigint
     MINVALUE 1 MAXVALUE 9007199254740991 NO CYCLE;
 COMMENT ON SEQUENCE idempotency_keys_token_seq IS 'fencing tokens of idempotency_keys';

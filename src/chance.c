@@ -24,7 +24,7 @@
 #include "chance.h"
 
 #define RARE 1e-6
-#define RARE_DEVIATIONS 4.75	/* the same, of a normal distribution */
+#define RARE_DEVIATIONS 4.95	/* the same, of what is nearly a normal distribution */
 #define LARGE 500				/* from here on, it is one */
 
 /* Sums that decide: once in a million samples, and in a hundred. */

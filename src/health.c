@@ -379,8 +379,7 @@ gather(Facts *f, bool quickly)
 		for (int i = 0; i < lengthof(until); i++)
 			until[i] = idem_ticks_after(begin, (i + 1) * QUICK_LOOK / lengthof(until));
 	f->sample.until = until[0];
-	f->now = GetCurrentTimestamp();
-	f->sample.stuck_since = f->now - idem_health_stuck_after * USECS_PER_SEC;
+	f->sample.stuck_since = GetCurrentTimestamp() - idem_health_stuck_after * USECS_PER_SEC;
 	idem_survey_sample(&f->store, &f->sample);
 	f->expired = idem_expired_rows(&f->store, Max(idem_health_backlog, 0) + INT64CONST(1), until[1]);
 	f->held = idem_held_rows(&f->store, Max(idem_health_held_unknown, HELD_AT_LEAST) + INT64CONST(1),
@@ -390,6 +389,7 @@ gather(Facts *f, bool quickly)
 	if (!f->expired.all)
 		f->backlog = Max(f->backlog, rint(f->sample.expired * f->sample.scale));
 	f->counted = idem_stats_read(&f->stats);
+	f->now = GetCurrentTimestamp(); /* after all that is counted */
 }
 
 static Datum
@@ -453,15 +453,22 @@ report_turn(const char *database, const char *name, const Finding *item)
 						name, database, item->message)));
 }
 
-/* What is an estimate is judged by all that were made of it. */
+/*
+ * Estimates are judged by all that there were since the item was last counted, or
+ * had another threshold.
+ */
 static Level
-level_to_report(const Finding *item, IdemHealthMemory *memory)
+level_of_stuck_claims(const Finding *item, IdemHealthMemory *memory)
 {
 	static const Level levels[] = {
 		[IDEM_UNDECIDED] = LEVEL_UNKNOWN, [IDEM_MORE] = LEVEL_WARNING, [IDEM_LESS] = LEVEL_OK
 	};
+	bool		sampled = item->sampled.expected > 0;
 
-	if (item->sampled.expected == 0)
+	if (!sampled || item->threshold != memory->threshold)
+		memset(&memory->stuck_claims, 0, sizeof(memory->stuck_claims));
+	memory->threshold = item->threshold;
+	if (!sampled)
 		return item->level;
 	return levels[idem_weigh(&memory->stuck_claims, item->sampled, item->level == LEVEL_WARNING)];
 }
@@ -488,7 +495,8 @@ idem_health_report(IdemHealthMemory *memory)
 	for (int i = 0; i < NITEMS; i++)
 	{
 		checked[i] = items[i].check(&facts);
-		checked[i].level = level_to_report(&checked[i], memory);
+		if (items[i].check == check_stuck_claims)
+			checked[i].level = level_of_stuck_claims(&checked[i], memory);
 		if (checked[i].level == LEVEL_WARNING)
 			bad |= 1U << i;
 		else if (checked[i].level != LEVEL_UNKNOWN)

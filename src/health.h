@@ -15,6 +15,7 @@ typedef struct IdemHealthMemory
 {
 	uint32		bad_items;		/* if there are no counters that know it */
 	IdemTrial	stuck_claims;	/* what its samples have said so far */
+	double		threshold;		/* of that */
 } IdemHealthMemory;
 
 extern void idem_health_report(IdemHealthMemory *memory);

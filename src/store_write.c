@@ -32,6 +32,7 @@
 #include "miscadmin.h"
 #include "rewrite/rewriteHandler.h"
 #include "storage/lmgr.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/snapmgr.h"
 
@@ -336,6 +337,12 @@ idem_update(IdemStore *store, Datum *values, bool *nulls, bool anew)
 	result = table_tuple_update(store->rel, &tid, slot, w->estate->es_output_cid,
 								InvalidSnapshot, InvalidSnapshot, store->reserved,
 								&failure, &lockmode, &indexes);
+	if (result == TM_SelfModified)
+		ereport(ERROR,
+				(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
+				 errmsg("the row of idempotency key \"%s\" was changed by code that its own change runs",
+						text_to_cstring(store->name.key)),
+				 errhint("Let no default and no CHECK of table \"%s\" change keys.", IDEM_TABLE)));
 	if (result == TM_Ok)
 	{
 		List	   *recheck = NIL;

@@ -459,7 +459,7 @@ carefully(void (*part) (IdemVisit *visit), IdemVisit *visit, char *message)
 /*
  * A visit is a run, unless nobody let it begin.  One that goes on behind rows
  * that can't be deleted has failed to delete them all the same, and one whose
- * sweeper is lost leaves those it met to be counted by the next.
+ * sweeper is lost at a row leaves those it met to be counted by the next.
  */
 static void
 count_run(IdemVisit *visit, TimestampTz begin)

@@ -15,7 +15,6 @@
 #include <signal.h>
 
 #include "miscadmin.h"
-#include "optimizer/planner.h"
 #include "port/atomics.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
@@ -32,7 +31,6 @@
 #include "worker.h"
 
 static emit_log_hook_type next_log_hook = NULL;
-static planner_hook_type next_planner = NULL;
 static volatile sig_atomic_t terminated = false;
 
 /*
@@ -82,16 +80,34 @@ idem_worker_was_terminated(void)
 	return terminated;
 }
 
+static bool
+make_zero(int *newval, void **extra, GucSource source)
+{
+	*newval = 0;
+	return true;
+}
+
 /*
  * A sweeper is a member of the launcher's lock group, so it can't lead one of its
- * own.  Code that a deletion runs may have its own settings.
+ * own.  Code that a deletion runs may have its own settings, which count for
+ * nothing here.
  */
-static PlannedStmt *
-plan_serially(Query *query, const char *text, int options, ParamListInfo params)
+static void
+forbid_parallel_workers(void)
 {
-	options &= ~CURSOR_OPT_PARALLEL_OK;
-	return next_planner != NULL ? next_planner(query, text, options, params) :
-		standard_planner(query, text, options, params);
+	static const char *const settings[] = {
+		"max_parallel_workers_per_gather", "max_parallel_maintenance_workers"
+	};
+
+	for (int i = 0; i < lengthof(settings); i++)
+	{
+		struct config_generic *setting = idem_find_setting(settings[i]);
+
+		if (setting == NULL || setting->vartype != PGC_INT)
+			elog(ERROR, "there is no setting \"%s\"", settings[i]);
+		((struct config_int *) setting)->check_hook = make_zero;
+		SetConfigOption(settings[i], "0", PGC_SUSET, PGC_S_OVERRIDE);
+	}
 }
 
 /* Settings of the server, a database or a role that would be in the way. */
@@ -109,7 +125,6 @@ override_settings(void)
 		{"idle_in_transaction_session_timeout", "0"},
 		{"transaction_timeout", "0"},	/* from 17 on */
 		{"exit_on_error", "off"},
-		{"max_parallel_maintenance_workers", "0"},	/* see plan_serially() */
 
 		/*
 		 * A deletion that a crash undoes is done again, and what was claimed
@@ -131,9 +146,8 @@ idem_worker_begin(void)
 	pqsignal(SIGTERM, note_termination);
 	next_log_hook = emit_log_hook;
 	emit_log_hook = hide_termination;
-	next_planner = planner_hook;
-	planner_hook = plan_serially;
 	override_settings();
+	forbid_parallel_workers();
 	BackgroundWorkerUnblockSignals();
 }
 

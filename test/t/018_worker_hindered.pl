@@ -136,13 +136,15 @@ $admin->value('CREATE DATABASE lossy');
 my $lossy = session($node, dbname => 'lossy');
 $lossy->value(q{ALTER DATABASE lossy SET idempotency.sweep_batch_size = 10;
 	CREATE EXTENSION idempotency;
-	CREATE TABLE plans (line text);
+	CREATE TABLE plans (line text) WITH (parallel_workers = 1);
 	CREATE FUNCTION hinder() RETURNS trigger LANGUAGE plpgsql
-		SET max_parallel_workers_per_gather = 2 SET parallel_setup_cost = 0 SET parallel_tuple_cost = 0 SET min_parallel_table_scan_size = 0 AS $$
+		SET max_parallel_workers_per_gather = 2 SET max_parallel_maintenance_workers = 2 SET maintenance_work_mem = '256MB' SET parallel_setup_cost = 0 SET parallel_tuple_cost = 0 SET min_parallel_table_scan_size = 0 AS $$
 	DECLARE line text;
 	BEGIN
 		IF OLD.key = 'explained' THEN
 			FOR line IN EXPLAIN SELECT count(*) FROM pg_catalog.pg_proc WHERE prosrc <> '' LOOP INSERT INTO public.plans VALUES (line); END LOOP;
+			CREATE INDEX of_lines ON public.plans (line);
+			INSERT INTO public.plans VALUES ('workers: ' || current_setting('max_parallel_maintenance_workers'));
 		ELSIF OLD.key = 'fatal' THEN
 			PERFORM set_config('exit_on_error', 'on', false);
 		END IF;
@@ -162,7 +164,8 @@ $admin->value('ALTER DATABASE lossy ALLOW_CONNECTIONS false');
 visits($other, 3);
 cmp_ok($lossy->value('SELECT sweep_errors FROM idempotency_stats'), '>=', 2 * ($lost->() - 1),
 	'both rows are counted each time, though one of them ends the process');
-is($lossy->value(q{SELECT count(*) > 0, count(*) FILTER (WHERE line LIKE '%Gather%') FROM plans}), 't|0', 'no plan is parallel');
+is($lossy->value(q{SELECT count(*) > 0, count(*) FILTER (WHERE line LIKE '%Gather%'), max(line) FILTER (WHERE line LIKE 'workers%') FROM plans}),
+	't|0|workers: 0', 'no plan is parallel, nor is the building of an index');
 $lossy->close;
 $admin->value('DROP DATABASE lossy');
 
@@ -224,7 +227,7 @@ $admin->value('DROP DATABASE broken');
 
 #
 # A sample of a large table.  Claims that are left behind lie far from each other
-# here, so that chance picks them one by one.
+# here, at irregular distances, so that chance picks them one by one.
 #
 $large->value(q{ALTER TABLE idempotency_keys ALTER COLUMN response SET STORAGE PLAIN});
 $large->value(q{SELECT idem_once('pattern', ttl => '1 d')});
@@ -232,9 +235,12 @@ $large->value(q{SELECT idem_once('pattern', ttl => '1 d')});
 my $bad = 'WARNING:  idempotency keys in database "large" need attention: open claims';
 my $well = 'LOG:  item "stuck_claims" of idem_health\(\) in database "large" is well again';
 $large->value(q{ALTER DATABASE large SET idempotency.health_stuck_after = 1; ALTER DATABASE large SET idempotency.health_stuck_claims = 25});
+my ($from, $distance) = (1, 1);
 foreach my $part (0 .. 24)
 {
-	copies($large, "$part * 1000 + 1, $part * 1000 + 1000", response => q{to_jsonb(repeat('x', 3000))});
+	$distance = $distance * 75 % 1601;
+	copies($large, "$from, $from + 199 + $distance", response => q{to_jsonb(repeat('x', 3000))});
+	$from += 200 + $distance;
 	$large->value(qq{SELECT idem_claim('stuck$part', lease => '1 ms')});
 }
 $large->value('SELECT pg_sleep(1.1)');
@@ -252,6 +258,8 @@ foreach my $threshold (2, 10, 1000)
 	$large->value("SET idempotency.health_stuck_claims = $threshold; SET idempotency.health_stuck_after = 1");
 	is($large->value(sprintf $levels, $threshold), 't', "threshold $threshold: counted above it is a warning, estimated above it unknown");
 }
+
+cmp_ok($large->value('SELECT count(DISTINCT found) FROM looks(100)'), '>', 4, 'chance picks more or fewer of them');
 
 # Many looks: those at the threshold never add up to a warning, those above it do.
 $offset = log_size($node);
