@@ -105,9 +105,6 @@ ALTER TABLE idempotency_keys
     ALTER COLUMN operation SET STORAGE PLAIN,
     ALTER COLUMN request_hash SET STORAGE PLAIN;
 
-REVOKE ALL ON TABLE idempotency_keys FROM PUBLIC;
-REVOKE ALL ON SEQUENCE idempotency_keys_token_seq FROM PUBLIC;
-
 COMMENT ON TABLE idempotency_keys IS 'one row per idempotency key; written through the functions idem_*';
 COMMENT ON COLUMN idempotency_keys.created_at IS 'when the key was first claimed';
 COMMENT ON COLUMN idempotency_keys.claimed_at IS 'when the current attempt was claimed';
@@ -457,7 +454,6 @@ LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL RESTRICTED;
 COMMENT ON FUNCTION idem_stats() IS 'this database''s counters; see view idempotency_stats';
 
 CREATE VIEW idempotency_stats AS SELECT s.* FROM idem_stats() s;
-REVOKE ALL ON TABLE idempotency_stats FROM PUBLIC;
 COMMENT ON VIEW idempotency_stats IS 'what the extension has done in this database since stats_reset';
 
 CREATE FUNCTION idem_stats_reset()
@@ -486,7 +482,6 @@ COMMENT ON FUNCTION idem_summary() IS 'what is in the table; see view idempotenc
 
 -- On a function, not on the table: a view would keep the table from being altered.
 CREATE VIEW idempotency_summary AS SELECT s.* FROM idem_summary() s;
-REVOKE ALL ON TABLE idempotency_summary FROM PUBLIC;
 COMMENT ON VIEW idempotency_summary IS 'the rows of idempotency_keys by status, and their size; reads the whole table';
 
 CREATE FUNCTION idem_health(
@@ -519,11 +514,36 @@ LANGUAGE C VOLATILE CALLED ON NULL INPUT PARALLEL UNSAFE;
 COMMENT ON FUNCTION idem_revoke(regrole)
     IS 'take back what idem_grant() gave';
 
-REVOKE ALL ON FUNCTION
-    idem_claim, idem_complete, idem_fail, idem_renew, idem_checkpoint, idem_get,
-    idem_resolve, idem_forget, idem_execute, idem_once, idem_once_many, idem_claim_many,
-    idem_complete_many, idem_sweep, idem_schedule, idem_unschedule, idem_start_worker, idem_stop_worker,
-    idem_stats, idem_stats_reset,
-    idem_summary, idem_health, idem_grant, idem_revoke
-    FROM PUBLIC;
-REVOKE ALL ON PROCEDURE idem_sweep_all FROM PUBLIC;
+-- Nobody but the owner has rights on what was made here, whatever default
+-- privileges there are (ALTER DEFAULT PRIVILEGES), and everybody on three functions
+-- and the types that results have.
+DO $do$
+DECLARE
+    path text := pg_catalog.current_setting('search_path');
+    revocation text;
+BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    FOR revocation IN
+        SELECT format('REVOKE ALL ON %s %s FROM %s', o.kind, o.name,
+                      CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+          FROM pg_extension e,
+               LATERAL (SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid::regclass::text,
+                               c.relowner, c.relacl, c.tableoid, c.oid
+                          FROM pg_class c
+                        UNION ALL
+                        SELECT 'ROUTINE', p.oid::regprocedure::text, p.proowner,
+                               coalesce(p.proacl, acldefault('f', p.proowner)), p.tableoid, p.oid
+                          FROM pg_proc p) o(kind, name, owner, acl, class, object),
+               LATERAL (SELECT DISTINCT x.grantee FROM aclexplode(o.acl) x) a
+         WHERE e.extname = 'idempotency' AND a.grantee <> o.owner AND
+               EXISTS (SELECT FROM pg_depend d
+                        WHERE d.classid = o.class AND d.objid = o.object AND d.deptype = 'e' AND
+                              d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid)
+    LOOP
+        EXECUTE revocation;
+    END LOOP;
+    PERFORM set_config('search_path', path, true);
+END $do$;
+
+GRANT EXECUTE ON FUNCTION idem_fingerprint, idem_key, idem_uuid TO PUBLIC;
+GRANT USAGE ON TYPE idem_status, idem_outcome, idem_disposition, idem_claim_result, idem_execute_result TO PUBLIC;

@@ -13,12 +13,14 @@
  */
 #include "postgres.h"
 
+#include "catalog/namespace.h"
 #include "mb/pg_wchar.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
 
 #include "compat.h"
 #include "hash.h"
+#include "idempotency.h"
 
 static pg_cryptohash_ctx *contexts[PG_SHA512 + 1];
 
@@ -98,13 +100,24 @@ idem_hash_end(IdemHash *hash, uint8 *digest, Size len)
 char *
 idem_utf8(const char *bytes, Size len, Size *utf8_len)
 {
-	char	   *utf8;
+	int			encoding = GetDatabaseEncoding();
+	Size		size = len * MAX_CONVERSION_GROWTH + 1;
+	unsigned char *utf8;
+	Oid			conversion;
 
 	*utf8_len = len;
-	if (GetDatabaseEncoding() == PG_UTF8 || GetDatabaseEncoding() == PG_SQL_ASCII)
+	if (encoding == PG_UTF8 || encoding == PG_SQL_ASCII)
 		return unconstify(char *, bytes);
-	utf8 = pg_server_to_any(bytes, len, PG_UTF8);
-	if (utf8 != bytes)
-		*utf8_len = strlen(utf8);
-	return utf8;
+
+	conversion = FindDefaultConversionProc(encoding, PG_UTF8);
+	utf8 = MemoryContextAllocHuge(CurrentMemoryContext, size);
+	if (!OidIsValid(conversion) ||
+		pg_do_encoding_conversion_buf(conversion, encoding, PG_UTF8, unconstify(unsigned char *, (const unsigned char *) bytes), len,
+									  utf8, size, true) < len)
+		ereport(ERROR,
+				(errcode(IDEM_ERRCODE_BAD_INPUT),
+				 errmsg("text to be hashed contains a character that Unicode does not have"),
+				 errhint("Leave the character out, or for a request compute \"request_hash\" yourself.")));
+	*utf8_len = strlen((char *) utf8);
+	return (char *) utf8;
 }

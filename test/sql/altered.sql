@@ -166,9 +166,9 @@ UPDATE idempotency_keys SET tenant = key, x = 1, y = 8 WHERE key = 'expires';
 SELECT outcome FROM idem_claim('expires');
 SELECT key, tenant, x, y FROM idempotency_keys WHERE key = 'expires';
 -- A default that changes the very row
-CREATE FUNCTION meddle() RETURNS int LANGUAGE plpgsql AS $$ BEGIN UPDATE public.idempotency_keys SET note = 'meddled' WHERE key = 'expires'; RETURN 1; END $$;
+CREATE FUNCTION change_itself() RETURNS int LANGUAGE plpgsql AS $$ BEGIN UPDATE public.idempotency_keys SET note = 'meddled' WHERE key = 'expires'; RETURN 1; END $$;
 ALTER TABLE idempotency_keys ADD meddled int;
-ALTER TABLE idempotency_keys ALTER meddled SET DEFAULT meddle();
+ALTER TABLE idempotency_keys ALTER meddled SET DEFAULT change_itself();
 SELECT idem_complete('expires', token => token, ttl => '1 us') FROM idempotency_keys WHERE key = 'expires';
 SELECT outcome FROM idem_claim('expires');
 ALTER TABLE idempotency_keys DROP meddled;

@@ -181,10 +181,11 @@ check_refused($_, q{SELECT idem_claim(convert_from('\x6e657700', getdatabaseenco
 {
 	my $jp = session($node, dbname => 'euc_jp', encoding => 'EUC_JP');
 	my $unassigned = "\xa9\xa1";
-	is_sqlstate($jp, qq{SELECT idem_claim('new', '"$unassigned"')}, '22P05', 'euc_jp: a request outside Unicode is refused');
+	is_sqlstate($jp, qq{SELECT idem_claim('new', '"$unassigned"')}, 'IK400', 'euc_jp: a request outside Unicode is refused');
+	is_sqlstate($jp, qq{SELECT idem_fingerprint('{"$unassigned": 1}')}, 'IK400', 'euc_jp: as the name of a member, too');
 	is($jp->value(q{SELECT count(*) FROM idempotency_keys WHERE key = 'new'}), '0', 'euc_jp: it changes nothing');
 	is($jp->value(qq{SELECT outcome FROM idem_claim('$unassigned')}), 'claimed', 'euc_jp: as a key it is good');
-	is_sqlstate($jp, qq{SELECT idem_uuid('$unassigned')}, '22P05', 'euc_jp: but has no UUID');
+	is_sqlstate($jp, qq{SELECT idem_uuid('$unassigned')}, 'IK400', 'euc_jp: but has no UUID');
 }
 
 # The client's encoding is not the database's.

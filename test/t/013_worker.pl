@@ -49,6 +49,8 @@ wait_until(
 		FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'}) eq '1|0|0|0' },
 	'the launcher to rest');
 pass('the launcher is connected to no database, and rests in no transaction');
+is($admin->value(q{SELECT wait_event FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'}),
+	$admin->value('SHOW server_version_num') >= 170000 ? 'IdempotencyLauncherMain' : 'Extension', 'its wait has a name');
 $admin->value("CREATE DATABASE one");
 $admin->value("CREATE DATABASE two");
 my ($one, $two) = map { session($node, dbname => $_) } qw(one two);

@@ -205,6 +205,8 @@ $broken->close;
 wait_until(
 	sub { $admin->value(q{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'idempotency sweeper' AND datname = 'broken' AND wait_event = 'PgSleep'}) eq '1' },
 	'a sweeper to be at that row');
+is($admin->value(q{SELECT wait_event FROM pg_stat_activity WHERE backend_type = 'idempotency launcher'}),
+	$admin->value('SHOW server_version_num') >= 170000 ? 'IdempotencySweeper' : 'Extension', 'the launcher waits for it, by name');
 $offset = log_size($node);
 my $locale = $admin->value(q{SELECT quote_literal(datcollate) FROM pg_database WHERE datname = 'broken'});
 $admin->value(q{UPDATE pg_database SET datcollate = 'xx_XX' WHERE datname = 'broken'});
