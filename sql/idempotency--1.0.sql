@@ -85,7 +85,7 @@ CREATE TABLE idempotency_keys (
     resolved_by text,
     note text,
     PRIMARY KEY (scope, key)
-)
+) USING heap
 -- Long results come and go at a rate that autovacuum's usual pace does not match.
 WITH (toast.autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_cost_limit = 2000);
 -- Where a sweep finds what has expired.  A settlement leaves due_at as it is, so

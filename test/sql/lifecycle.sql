@@ -221,6 +221,15 @@ SELECT count(*) FROM pg_class WHERE relname LIKE 'idempotency_keys%';
 CREATE EXTENSION idempotency;
 SELECT life_claim('after'), life_claim('after');
 
+-- It is a heap, whatever the server makes by default.
+CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler;
+SET default_table_access_method = other;
+DROP EXTENSION idempotency;
+CREATE EXTENSION idempotency;
+RESET default_table_access_method;
+DROP ACCESS METHOD other;
+SELECT life_claim('after'), life_claim('after');
+
 DEALLOCATE ALL;
 DROP TABLE payments;
 DROP FUNCTION life_claim, stray_forget;
